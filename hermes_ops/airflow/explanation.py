@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.decisions import read_of_trial
 from hermes_ops.airflow.control.pool_file import read_view
-from hermes_ops.core.amounts import duration, figure, utc_text
+from hermes_ops.core.amounts import counted, duration, figure, utc_text
 from hermes_ops.core.priority_class import DEFAULT_CLASS
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
@@ -265,9 +265,10 @@ def scaling_line(view: Mapping[str, Any] | None) -> str:
 def _team_line(team: Mapping[str, Any]) -> str:
     whose = f"Team {team['team']}" if team["team"] else "Users of no team"
     limit = "" if team["limit"] is None else f", at most {team['limit']}"
+    waiting = "waits" if team["waiting"] == 1 else "wait"
     return (
-        f"{whose}: {team['held']} GPUs held, {team['borrowed']} of them borrowed; "
-        f"{team['guaranteed']} guaranteed{limit}; {team['waiting']} trials wait"
+        f"{whose}: {counted(team['held'], 'GPU')} held, {team['borrowed']} of them borrowed; "
+        f"{team['guaranteed']} guaranteed{limit}; {counted(team['waiting'], 'trial')} {waiting}"
     )
 
 

@@ -152,7 +152,10 @@ def end_reason_lines(details: Mapping[str, Any]) -> list[str]:
 
 
 def outcome_table(sweep: str, details: Mapping[str, Any], width: int = 160) -> RenderableType:
-    """Return the table of a sweep's trials, with the last values of the metrics that it names."""
+    """Return the table of a sweep's trials, with the last values of the metrics that it names.
+
+    The parameters come last: a narrow terminal does without them.
+    """
     from hermes_ops.core.summary import course
 
     names = [*(details["trials"][0].get("metrics") or ())] if details["trials"] else []
@@ -168,8 +171,10 @@ def outcome_table(sweep: str, details: Mapping[str, Any], width: int = 160) -> R
                  *([course(trial["sizes"])] if sized else []),
                  f"{trial['gpu_seconds']:.1f}")  # fmt: skip
         is_best = best is not None and trial["number"] == best["number"]
-        rows.append(TableRow(tuple(map(str, cells)), "bold green" if is_best else ""))
-    return fit_table(f"{sweep}: {details['state']}", [TableColumn(h) for h in heads], rows, width)
+        settings = settings_line(trial["config"] or {})
+        rows.append(TableRow((*map(str, cells), settings), "bold green" if is_best else ""))
+    columns = [*map(TableColumn, heads), TableColumn("parameters", wraps=True, spare=True)]
+    return fit_table(f"{sweep}: {details['state']}", columns, rows, width)
 
 
 def missed_bound_lines(details: Mapping[str, Any], most: int = 10) -> list[str]:

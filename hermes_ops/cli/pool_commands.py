@@ -17,7 +17,7 @@ import typer
 
 from hermes_ops.cli.completion import complete_policies
 from hermes_ops.cli.connection import Home, current_person
-from hermes_ops.core.amounts import figure, utc_text
+from hermes_ops.core.amounts import counted, figure, utc_text
 
 if TYPE_CHECKING:
     import httpx
@@ -228,8 +228,9 @@ def _set_quota(connection: Connection, path: Path, file: Path) -> None:
     QuotaSettings(spec, by, time.time()).write(path)
     promised = sum(team.guaranteed for team in (*spec.teams, spec.others))
     typer.echo(
-        f"The pool {connection.pool} keeps this quota from now on: {len(spec.teams)} teams, "
-        f"{promised} of {row['slots']} GPUs guaranteed."
+        f"The pool {connection.pool} keeps this quota from now on: "
+        f"{counted(len(spec.teams), 'team')}, "
+        f"{promised} of {counted(row['slots'], 'GPU')} guaranteed."
     )
 
 

@@ -14,6 +14,7 @@ from hermes_ops.cli import simulation_options
 from hermes_ops.cli.completion import complete_sweeps
 from hermes_ops.cli.connection import Home
 from hermes_ops.cli.simulation_options import Json, Out, SimulationOptions
+from hermes_ops.core.amounts import counted
 from hermes_ops.core.options import parse_options
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _print_run(run: SimulationRun, result: PolicyResult) -> None:
     from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
     from hermes_ops.simulator.tables import metric_rows
 
-    title = f"{run.workload.name} on {len(run.gpus)} GPUs under {run.policy}"
+    title = f"{run.workload.name} on {counted(len(run.gpus), 'GPU')} under {run.policy}"
     columns = [TableColumn("figure"), TableColumn("value")]
     rows = (TableRow((name, value)) for name, value in metric_rows(result.metrics))
     console = output_console()
@@ -184,11 +185,11 @@ def _report(comparison: Comparison, folder: Path | None, *, numbered: bool, as_j
         return
     header, rows = comparison_rows(comparison)
     seeds = (
-        f"{len(comparison.seeds)} seeds"
+        counted(len(comparison.seeds), "seed")
         if len(comparison.seeds) > 1
         else f"seed {comparison.seeds[0]}"
     )
-    title = f"{comparison.workload} on {comparison.gpus} GPUs, {seeds}"
+    title = f"{comparison.workload} on {counted(comparison.gpus, 'GPU')}, {seeds}"
     columns = [TableColumn(head, right=place > 0) for place, head in enumerate(header)]
     cells = (TableRow(tuple(cell.replace(" (", "\n(") for cell in row)) for row in rows)
     console = output_console()
@@ -337,7 +338,7 @@ def _print(recorded: RecordedSweep, result: Replay) -> None:
 
     measured, console = recorded.measured, output_console()
     guards = "" if result.settings.guards else ", without guards"
-    title = f"{recorded.workload.name} on {result.gpus} GPUs{guards}"
+    title = f"{recorded.workload.name} on {counted(result.gpus, 'GPU')}{guards}"
     columns = (
         TableColumn("figure"),
         TableColumn(f"measured ({measured.policy or 'unknown policy'})", right=True),
@@ -360,7 +361,8 @@ def _print(recorded: RecordedSweep, result: Replay) -> None:
 
 def _missing_note(result: Replay) -> str:
     """Say what the curves that were cut short mean for the figures."""
-    cut = f"Cut short: {len(result.cut_short)} trials ({', '.join(map(str, result.cut_short))})."
+    numbers = ", ".join(map(str, result.cut_short))
+    cut = f"Cut short: {counted(len(result.cut_short), 'trial')} ({numbers})."
     if not result.needed:
         return f"{cut} None of what is missing was needed."
     needed = ", ".join(map(str, result.needed))

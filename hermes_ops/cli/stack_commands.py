@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from hermes_ops.cli.connection import Home
+from hermes_ops.core.amounts import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,7 +146,7 @@ def _welcome(settings: Settings, started: StackRecord) -> None:
         mlflow_login = f"   {_login('admin', credentials.mlflow_password_file(layout))}"
     typer.echo(f"MLflow    {started.mlflow_url}{mlflow_login}")
     typer.echo(
-        f"Pool      {started.pool}: {started.slots} slots, policy {started.policy}"
+        f"Pool      {started.pool}: {counted(started.slots, 'slot')}, policy {started.policy}"
         f"   (passwords in {layout.secrets}, logs in {layout.logs})"
     )
 
@@ -169,7 +170,12 @@ def _down(settings: Settings) -> None:
     if stopped:
         typer.echo("Everything is stopped; no process is left.")
     else:
-        typer.echo(f"Hermes is not running in {settings.home}.")
+        typer.echo(_not_running_line(settings.home))
+
+
+def _not_running_line(home: Path) -> str:
+    """Say that nothing runs, and whether that is because the folder's name is wrong."""
+    return f"Hermes is not running in {home}{'' if home.exists() else ', which does not exist'}."
 
 
 def status(
@@ -209,7 +215,7 @@ def status(
     elif stack_status.is_unsupervised:
         _print_programs(output_console(), stack_status.orphans)
     else:
-        typer.echo(f"Hermes is not running in {settings.home}.")
+        typer.echo(_not_running_line(settings.home))
     if disk_usage is not None:
         print_disk(disk_usage)
     for line in _problem_lines(settings.home, stack_status):
@@ -310,7 +316,7 @@ def _print_status(
     stack = stack_status.record
     if stack:
         options = " ".join(f"{k}={v}" for k, v in stack.policy_options.items())
-        slots = f"{stack.slots} slots{_usable(view, stack)}"
+        slots = f"{counted(stack.slots, 'slot')}{_usable(view, stack)}"
         pool = f"{stack.pool}: {slots}, policy {stack.policy} {options}".rstrip()
         typer.echo(f"Airflow  {stack.airflow_url}")
         typer.echo(f"MLflow   {stack.mlflow_url}")

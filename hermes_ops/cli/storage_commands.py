@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_ops.cli.connection import Home
+from hermes_ops.core.amounts import counted
 from hermes_ops.errors import HermesError, StackError
 from hermes_ops.trial.disk_space import as_text, disks_of
 
@@ -47,7 +48,7 @@ def backup(folder: Folder, home: Home = None) -> None:
     place = absolute(home) if home else default_home()
     target = absolute(folder)
     manifest = backups.write_backup(Layout(place), target, typer.echo)
-    size = f"{manifest.files} files, {as_text(manifest.bytes)}"
+    size = f"{counted(manifest.files, 'file')}, {as_text(manifest.bytes)}"
     typer.echo(f"Backup of {place}: {size} in {target}. It holds passwords and keys.")
 
 
@@ -158,7 +159,7 @@ def prune(
             _report_removal(candidates, {}, as_json=as_json, dry_run=True)
             return
         if candidates.entries and not yes:
-            typer.confirm(f"Remove {len(candidates.entries)} sweeps?", abort=True)
+            typer.confirm(f"Remove {counted(len(candidates.entries), 'sweep')}?", abort=True)
         left = _remove(removal, candidates, as_json=as_json)
         _clean_airflow(stack, rules)
     _report_removal(candidates, left, as_json=as_json, dry_run=False)
@@ -359,8 +360,7 @@ def _report_removal(
         typer.echo(json.dumps(document))
     elif entries:
         verb = "Would remove" if dry_run else "Removed"
-        what = "1 sweep" if len(entries) == 1 else f"{len(entries)} sweeps"
-        typer.echo(f"{verb} {what}, {as_text(total)}.")
+        typer.echo(f"{verb} {counted(len(entries), 'sweep')}, {as_text(total)}.")
 
 
 def _print_admin_advice(removal: Removal, candidates: _Candidates) -> None:
@@ -378,7 +378,10 @@ def _print_admin_advice(removal: Removal, candidates: _Candidates) -> None:
 
 
 def disk_document(home: Path) -> dict[str, Any]:
-    """Return the disk usage of the sweeps, of the rest of the state folder and in total."""
+    """Return the disk usage of the sweeps, of the rest of the state folder and in total.
+
+    A folder that does not exist uses nothing, and has the free space of where it would be made.
+    """
     from hermes_ops.airflow.disk_usage import sum_bytes, sweep_usages
     from hermes_ops.stack.layout import Layout
 
@@ -386,6 +389,8 @@ def disk_document(home: Path) -> dict[str, Any]:
     folders = Layout(home).folders
     elsewhere = [folder for folder in folders if folder != home and folder.is_symlink()]
     total = sum_bytes([home, *elsewhere])
+    if not home.exists():
+        folders = (next(folder for folder in home.absolute().parents if folder.exists()),)
     rows = [{**asdict(usage), "total_bytes": usage.total_bytes} for usage in usages]
     return {
         "sweeps": rows,
@@ -413,7 +418,8 @@ def print_disk(document: dict[str, Any]) -> None:
     console = output_console()
     heads = ("checkpoints", "files", "artifacts", "logs", "total")
     columns = [TableColumn("sweep"), *(TableColumn(head, right=True) for head in heads)]
-    print_whole(console, fit_table("", columns, map(_row, document["sweeps"]), console.width))
+    if rows := [_row(usage) for usage in document["sweeps"]]:
+        print_whole(console, fit_table("", columns, rows, console.width))
     console.print(
         f"Disk     {as_text(document['total_bytes'])} in all, of which "
         f"{as_text(document['other_bytes'])} belong to no sweep; "

@@ -24,6 +24,7 @@ from hermes_ops.cli.sweep_location import (
     locate,
     locate_or_explain,
 )
+from hermes_ops.core.amounts import counted
 from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def run(
         warnings.refuse()
     note = f"started by {current_person(connection.airflow)}"
     connection.airflow.trigger(place.dag_id, place.run_id, _as_run_configuration(config), note)
-    typer.echo(f"Sweep {sweep} has started: {config.trial_count} trials.", err=as_json)
+    typer.echo(f"Sweep {sweep} has started: {counted(config.trial_count, 'trial')}.", err=as_json)
     page = f"{connection.airflow_url}/dags/{place.dag_id}/runs/{place.run_id}"
     typer.echo(f"Airflow  {page}", err=as_json)
     if text := warnings.render():
@@ -366,7 +367,7 @@ def extend(
     connection, place, ended = _find_ended(sweep, home)
     total = ended.extend(trials, more)
     record_action(connection, place, current_person(connection.airflow), f"extend by {trials}")
-    _tell(place, f": {trials} more trials, {total} in all.")
+    _tell(place, f": {counted(trials, 'more trial')}, {total} in all.")
 
 
 def resume(
@@ -388,7 +389,7 @@ def resume(
     connection, place, ended = _find_ended(sweep, home)
     numbers = ended.resume(more, failed=failed)
     record_action(connection, place, current_person(connection.airflow), "resume")
-    _tell(place, f" with {len(numbers)} trials: {_join_numbers(numbers)}.")
+    _tell(place, f" with {counted(len(numbers), 'trial')}: {_join_numbers(numbers)}.")
 
 
 def _find_ended(sweep: str, home: Path | None) -> tuple[Connection, SweepLocation, EndedSweep]:

@@ -31,6 +31,11 @@ def utc_text(time_s: float) -> str:
     return whole.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 trial`, `2 trials`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def figure(value: float, digits: int = 3) -> str:
     """Return a number with `digits` significant digits, as `0.0312`, `12.5`, `1,234`, `3.2e-05`.
 

@@ -86,6 +86,12 @@ def test_the_table_at_the_end_has_the_last_values_of_other_metrics() -> None:
     assert "12.25" in text
 
 
+def test_the_table_at_the_end_has_the_parameters_of_each_trial_that_was_opened() -> None:
+    opened = facts(0, config={"learning_rate": 0.012345, "optimizer": "adam"})
+    text = ended(opened, facts(1, config=None), best=0)
+    assert "learning_rate=0.01235, optimizer=adam" in text
+
+
 def test_the_first_ten_trials_that_miss_a_bound_are_named_and_the_others_counted() -> None:
     trials = [facts(n, violates=["too slow"] if n else []) for n in range(13)]
     lines = missed_bound_lines({"trials": trials})

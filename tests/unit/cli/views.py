@@ -21,5 +21,5 @@ def view(*jobs: dict[str, Any], **facts: Any) -> dict[str, Any]:
 
 def facts(number: int, **changes: Any) -> dict[str, Any]:
     plain = {"number": number, "state": "finished", "steps": 3, "final": 0.5, "best": 0.4,
-             "segments": 1, "preemptions": 0, "gpu_seconds": 2.0}  # fmt: skip
+             "segments": 1, "preemptions": 0, "gpu_seconds": 2.0, "config": {}}  # fmt: skip
     return {**plain, **changes}

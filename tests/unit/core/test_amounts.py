@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.amounts import duration, figure, short_duration
+from hermes_ops.core.amounts import counted, duration, figure, short_duration
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,8 @@ def test_a_time_has_tenths_below_ten_seconds_alone(seconds: float, text: str) ->
 def test_a_time_without_end_is_said_to_be_unknown() -> None:
     assert short_duration(float("inf")) == "an unknown time"
     assert duration(41.6) == "42 s"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 teams"), (1, "1 team"), (2, "2 teams")])
+def test_one_thing_is_no_plural(number: int, text: str) -> None:
+    assert counted(number, "team") == text

@@ -129,7 +129,7 @@ def test_a_view_has_the_owner_of_each_trial_and_what_each_team_holds(tmp_path: P
         "user ann, team vision",
     ]
     assert quota_lines(view) == [
-        "Team vision: 1 GPUs held, 1 of them borrowed; 0 guaranteed; 1 trials wait",
+        "Team vision: 1 GPU held, 1 of them borrowed; 0 guaranteed; 1 trial waits",
         "Team speech: 0 GPUs held, 0 of them borrowed; 1 guaranteed; 0 trials wait",
     ]
     assert "scaled to vision 0, speech 1, others 0" in scaling_line(view)

@@ -180,7 +180,7 @@ def test_notices_and_used_hours_of_others_are_shown_to_those_alone_who_may_see_t
     assert "User carla: 3 of 4 GPU-hours of this day used" in seen
     users.dags["eve"] = {"another"}
     veiled = read(get(user="eve"))
-    assert "Team vision: 1 GPUs held" in veiled
+    assert "Team vision: 1 GPU held" in veiled
     assert "Notice" not in veiled
     assert "carla" not in veiled
 
