@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -30,6 +30,7 @@ from hermes_ops.sweep_import.draft import (
     valid_name,
     valid_parameter,
 )
+from hermes_ops.sweep_import.study_space import StudySpace
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -57,13 +58,12 @@ class _StudyConversion(Conversion):
             fix = "make a sweep of one of them, the others as `metrics` with bounds"
             raise self.refused("the study", found, "one objective", fix)
         trials = self.study.get_trials(deepcopy=False)
-        axes = self._axes(trials)
-        names = {name: self.parameter_name(name, "the study's parameters") for name in axes}
-        space = {valid: _parameter(axes[name]) for name, valid in names.items()}
+        space = self._space(trials)
+        names = {name: self.parameter_name(name, "the study's parameters") for name in space.axes}
         for name, valid in names.items():
             if name != valid:
                 self.note(f"search.space.{valid}", f"was named {quoted(name)}")
-        points = self._points(trials, axes)
+        points = self._points(trials, space)
         search: dict[str, Any] = {
             "algorithm": "tpe",
             "max_trials": self.options.max_trials or max(len(trials), DEFAULT_MAX_TRIALS),
@@ -72,11 +72,12 @@ class _StudyConversion(Conversion):
             search["points_to_evaluate"] = points
         if self.options.max_trials is None:
             self.note("search.max_trials", "as many as the study has trials, at least 20")
+        parameters = {name: _parameter(axis) for name, axis in space.axes.items()}
         sweep = {
             "name": valid_name(self.options.name or self.study.study_name, "optuna"),
             "objective": self._objective(),
-            "search": {**search, "space": space},
-            "trial": {"command": self._command(list(space))},
+            "search": {**search, "space": space.tree(parameters, names)},
+            "trial": {"command": self._command(list(names.values()))},
             "budget": {"max_epochs": self._max_epochs(trials)},
         }
         return Draft(self.source, "an Optuna study", sweep, tuple(self.notes))
@@ -106,7 +107,7 @@ class _StudyConversion(Conversion):
         self.note("budget.max_epochs", "the study reports no steps; set it, or use --max-epochs")
         return DEFAULT_MAX_EPOCHS
 
-    def _axes(self, trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
+    def _space(self, trials: Sequence[FrozenTrial]) -> StudySpace:
         """Return the newest distribution of each parameter, in the order of first appearance."""
         axes: dict[str, BaseDistribution] = {}
         seen: Counter[str] = Counter()
@@ -121,18 +122,21 @@ class _StudyConversion(Conversion):
             found = "no trial with parameters"
             fix = "run the study first, or write the space by hand"
             raise self.refused("the study", found, "at least one", fix)
+        space = StudySpace.from_trials(axes, [t for t in trials if t.state.name == "COMPLETE"])
         whole = sum(1 for trial in trials if trial.distributions)
         for name, count in seen.items():
-            if count < whole:
+            if (decider := space.deciders.get(name)) is not None:
+                text = f"under {quoted(space.value_of(decider))} of {decider[0]}"
+                place = f"search.space.{valid_parameter(name)}"
+                self.note(place, f"{text}, as in each complete trial")
+            elif count < whole:
                 text = f"{count} of {whole} trials have it; if another parameter decides that, move"
                 place = f"search.space.{valid_parameter(name)}"
                 self.note(place, f"{text} it under that choice (docs/sweep-file.md)")
         self.notes[:] = dict.fromkeys(self.notes)
-        return axes
+        return space
 
-    def _points(
-        self, trials: Sequence[FrozenTrial], axes: Mapping[str, BaseDistribution]
-    ) -> list[dict[str, Any]]:
+    def _points(self, trials: Sequence[FrozenTrial], space: StudySpace) -> list[dict[str, Any]]:
         """Return the configurations of the best complete trials, without repeats, best first.
 
         A trial whose value is infinite has failed: scripts return that as a penalty.
@@ -141,22 +145,24 @@ class _StudyConversion(Conversion):
         most = min(self.options.points, self.options.max_trials or self.options.points)
         ended = (t for t in trials if t.state.name == "COMPLETE")
         complete = [t for t in ended if t.value is not None and isfinite(t.value)]
-        fitting = [t for t in complete if set(t.params) == set(axes) and _inside(t, axes)]
+        fitting = [t for t in complete if _fits(t, space)]
         if len(fitting) < len(complete):
             text = f"{len(complete) - len(fitting)} complete trials do not fit the space as it is"
             self.note("search.points_to_evaluate", text)
         ordered = sorted(fitting, key=lambda t: -(t.value or 0) if maximize else (t.value or 0))
         points: list[dict[str, Any]] = []
         for trial in ordered:
-            point = {valid_parameter(name): trial.params[name] for name in axes}
+            names = [name for name in space.axes if name in trial.params]
+            point = {valid_parameter(name): trial.params[name] for name in names}
             if point not in points and len(points) < most:
                 points.append(point)
         return points
 
 
-def _inside(trial: FrozenTrial, axes: Mapping[str, BaseDistribution]) -> bool:
-    """Say whether the trial's values lie in the newest distributions."""
-    return all(
+def _fits(trial: FrozenTrial, space: StudySpace) -> bool:
+    """Say whether the space gives a trial these parameters, and their values lie in it."""
+    axes = space.axes
+    return set(trial.params) == space.names_for(trial.params) and all(
         axes[name]._contains(axes[name].to_internal_repr(value))
         for name, value in trial.params.items()
     )

@@ -136,6 +136,57 @@ def test_a_parameter_of_some_trials_and_a_range_that_changed_are_noted(tmp_path:
     assert "complete trials do not fit" in told(draft)
 
 
+def branching(trial: Any) -> float:
+    """A value of a choice brings a choice, of which a value brings a number; two bring another."""
+    x = trial.suggest_float("x", 0.0, 1.0)
+    if trial.suggest_categorical("optimizer", ["adam", "sgd", None]) == "sgd":
+        if trial.suggest_categorical("nesterov", [True, False]):
+            x += trial.suggest_float("momentum", 0.0, 0.9)
+    else:
+        trial.suggest_float("beta", 0.5, 0.9)
+    if x > 0.9:
+        raise optuna.TrialPruned
+    return float(x)
+
+
+def test_a_parameter_that_one_value_of_a_choice_brings_is_under_that_value(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'o.db'}"
+    made = optuna.create_study(
+        storage=url, study_name="s", sampler=optuna.samplers.RandomSampler(seed=1)
+    )
+    made.optimize(branching, n_trials=60)
+    draft = import_sweep(url, DraftOptions(points=60, max_trials=60))
+    space = draft.sweep["search"]["space"]
+    momentum = {"type": "uniform", "low": 0.0, "high": 0.9}
+    nesterov = {
+        "type": "choice",
+        "values": [{"value": True, "space": {"momentum": momentum}}, False],
+    }
+    sgd = {"value": "sgd", "space": {"nesterov": nesterov}}
+    assert space["optimizer"]["values"] == ["adam", sgd, None]
+    assert list(space) == ["x", "optimizer", "beta"]
+    assert "search.space.momentum: under 'True' of nesterov" in told(draft)
+    assert "move it under that choice" in told(draft)  # beta: two values bring it
+
+
+def test_the_best_trials_of_each_branch_of_a_study_are_points(tmp_path: Path) -> None:
+    def of_two(trial: Any) -> float:
+        if trial.suggest_categorical("optimizer", ["adam", "sgd"]) == "adam":
+            return 0.5
+        return float(trial.suggest_float("momentum", 0.0, 0.9))
+
+    url = f"sqlite:///{tmp_path / 'o.db'}"
+    made = optuna.create_study(
+        storage=url, study_name="s", sampler=optuna.samplers.RandomSampler(seed=1)
+    )
+    made.optimize(of_two, n_trials=12)
+    draft = import_sweep(url, NOTHING)
+    points = draft.sweep["search"]["points_to_evaluate"]
+    complete = sorted(made.trials, key=lambda t: t.value)
+    assert points == list({str(t.params): t.params for t in complete}.values())[:10]
+    assert "do not fit" not in told(draft)
+
+
 def test_several_objectives_and_a_study_without_trials_are_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'o.db'}"
     optuna.create_study(storage=url, study_name="pareto", directions=["minimize", "maximize"])
