@@ -10,6 +10,8 @@ import pytest
 
 from hermes_ops.config import load_file
 from hermes_ops.config.pool_quota import load_quota
+from hermes_ops.search import SAMPLERS, make_sampler
+from hermes_ops.search.space import Integer
 from hermes_ops.simulator.traces import read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -55,3 +57,18 @@ def test_the_teams_of_the_public_trace_are_guaranteed_gpus_by_the_gpu_time_of_th
     for team, gpus in guaranteed.items():
         by_size = 385 * asked_gpu_s[team] / sum(asked_gpu_s.values())
         assert gpus - 1 == pytest.approx(by_size, abs=1)
+
+
+def test_the_sampler_of_the_example_package_tries_no_known_point_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "package" / "src"))
+    from hermes_examples.halton import HaltonSampler
+
+    monkeypatch.setitem(SAMPLERS, "halton", HaltonSampler)
+    space = (("a", Integer(0, 9)),)
+    points = [{"a": 3}, {"a": 7}]
+    sampler = make_sampler("halton", space, 0, points_to_evaluate=points)
+    drawn = [sampler.ask(number, []) for number in range(30)]
+    assert drawn[:2] == points
+    assert [config for config in drawn[2:] if config in points] == []

@@ -12,10 +12,11 @@ MOST_DRAWS = 10_000
 
 
 class HaltonSampler:
-    """Give trial `number` the point of that number among those that satisfy the constraints.
+    """Give each trial a point of its own among those that satisfy the constraints.
 
-    The sequence depends on the seed alone; results play no part. Source: Halton, "Algorithm 247",
-    Communications of the ACM 1964, by `scipy.stats.qmc.Halton`.
+    The first trials have the known points, which no later one has. The sequence depends on the
+    seed alone; results play no part. Source: Halton, "Algorithm 247", Communications of the ACM
+    1964, by `scipy.stats.qmc.Halton`.
     """
 
     size = None
@@ -31,10 +32,11 @@ class HaltonSampler:
 
     def ask(self, number: int, history: Sequence[Observation]) -> Config:
         """Return the configuration; ValueError when too few points satisfy the constraints."""
-        feasible, left = self._settings.feasible, number
+        feasible, known = self._settings.feasible, self._settings.points
+        left = number - len(known)  # the first trials are those of the known points
         for units in self._points():
             config = from_units(feasible.space, units)
-            if feasible.holds(config):
+            if feasible.holds(config) and config not in known:
                 if not left:
                     return config
                 left -= 1
