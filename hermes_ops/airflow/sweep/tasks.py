@@ -415,6 +415,8 @@ class ReportOperator(BaseOperator):
         state = self._states(ti, self.plan_task).get(self.plan_task)
         if state == "skipped":
             raise AirflowSkipException("the sweep was skipped; see the log of its plan task")
+        if state == "upstream_failed":  # the plan task has not run: it has no log
+            raise AirflowFailException("the sweep was not planned: a task before it has failed")
         raise AirflowFailException("the sweep was not planned; see the log of its plan task")
 
     def _finals(self, ti: Any) -> dict[int, str]:  # noqa: ANN401 - Airflow's own

@@ -472,6 +472,11 @@ def test_a_sweep_that_was_not_planned_has_no_report() -> None:
         report().execute(context({}, Instance(None, plan="failed")))
 
 
+def test_a_sweep_that_a_task_before_it_has_kept_from_its_plan_says_so() -> None:
+    with pytest.raises(AirflowFailException, match="not planned: a task before it has failed"):
+        report().execute(context({}, Instance(None, plan="upstream_failed")))
+
+
 def test_a_sweep_that_was_skipped_has_its_report_skipped() -> None:
     with pytest.raises(AirflowSkipException):
         report().execute(context({}, Instance(None, plan="skipped")))
