@@ -179,12 +179,24 @@ class Metadata:
     def check(self) -> None:
         """Refuse an Airflow of another version or with other columns (Unsupported)."""
         check_version()
+        columns = {table: self._columns(table) for table in REQUIRED_COLUMNS}
+        if not any(columns.values()):
+            raise Unsupported(self._no_airflow())
         for table, wanted in REQUIRED_COLUMNS.items():
-            if missing := sorted(wanted - self._columns(table)):
+            if missing := sorted(wanted - columns[table]):
                 raise Unsupported(
                     f"Airflow's table {table} lacks {', '.join(missing)}: run "
                     "`airflow db migrate`; if it persists, this Airflow is not a supported one."
                 )
+
+    def _no_airflow(self) -> str:
+        """Say that the database is none of Airflow's: most often it is the wrong one."""
+        address = self.engine.url.render_as_string(hide_password=True)
+        return (
+            f"There are no tables of Airflow in {address}: set AIRFLOW_HOME or "
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN as Airflow's scheduler has it, or create them "
+            "with `airflow db migrate`."
+        )
 
     def _columns(self, table: str) -> set[str]:
         from sqlalchemy import exc, inspect

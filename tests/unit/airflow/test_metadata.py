@@ -422,6 +422,14 @@ def test_a_missing_table_is_refused_by_name(engine: Engine) -> None:
         Metadata(engine).check()
 
 
+def test_a_database_without_airflows_tables_is_named_with_the_setting_that_leads_to_it(
+    tmp_path: Path,
+) -> None:
+    other = f"sqlite:///{tmp_path}/airflow.db"
+    with pytest.raises(Unsupported, match=rf"no tables of Airflow in {other}: set AIRFLOW_HOME"):
+        Metadata(create_engine(other)).check()
+
+
 @pytest.mark.parametrize("version", ["3.3.1", "3.4.0", "2.11.0", "4.0.0"])
 def test_another_version_of_airflow_is_refused(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, version: str
