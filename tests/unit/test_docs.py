@@ -348,6 +348,22 @@ def test_python_in_the_documentation_names_what_there_is(fence: Fence) -> None:
             assert all(re.search(rf"\b{alias.name}\b", text) for alias in node.names)
 
 
+def decorators_of(function: ast.FunctionDef) -> set[str]:
+    named = (d.func if isinstance(d, ast.Call) else d for d in function.decorator_list)
+    return {name.id for name in named if isinstance(name, ast.Name)}
+
+
+@pytest.mark.parametrize("fence", [f for f in fences("python") if "DAG(" in f.text], ids=str)
+def test_each_task_of_a_dag_in_the_documentation_is_called(fence: Fence) -> None:
+    """A function that is only decorated is no task: the DAG is empty, and its runs succeed."""
+    nodes = list(ast.walk(ast.parse(fence.text)))
+    functions = [n for n in nodes if isinstance(n, ast.FunctionDef)]
+    tasks = {f.name for f in functions if decorators_of(f) & {"task", "sweep"}}
+    calls = (n.func for n in nodes if isinstance(n, ast.Call))
+    assert tasks
+    assert tasks - {name.id for name in calls if isinstance(name, ast.Name)} == set()
+
+
 def test_the_policy_of_the_contributors_page_takes_eight_lines_and_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
