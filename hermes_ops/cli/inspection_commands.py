@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from hermes_ops.cli.sweep_location import (
     SweepLocation,
     airflow_state,
     full_id,
+    locate,
     locate_or_explain,
     newest,
 )
@@ -224,6 +226,24 @@ def explain(
     connection = connect(home)
     trial = f"{full_id(connection.airflow, sweep)}/{number}"
     typer.echo(explanation(connection, trial, last))
+    for line in place_lines(connection, trial):
+        typer.echo(line)
+
+
+def place_lines(connection: Connection, trial: str) -> list[str]:
+    """Return where the trial's output is in Airflow, and its folder if that is on this machine."""
+    from hermes_ops.airflow.client import run_page
+    from hermes_ops.airflow.explanation import parse_trial_name
+    from hermes_ops.airflow.folders import TrialFolder
+
+    sweep, number = parse_trial_name(trial)
+    lines = []
+    with suppress(HermesError):  # Airflow has lost the run
+        task = locate(connection.airflow, sweep).trials
+        page = f"{run_page(task.dag_id, task.run_id)}/tasks/{task.task_id}/mapped/{number}"
+        lines.append(f"Log      {connection.airflow_url}/{page}")
+    folder = TrialFolder.from_sweep(sweep, number).path
+    return [*lines, f"Files    {folder}"] if folder.is_dir() else lines
 
 
 def explanation(connection: Connection, trial: str, last: int) -> str:

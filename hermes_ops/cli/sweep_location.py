@@ -11,6 +11,7 @@ from hermes_ops.airflow.identity import (
     MAIN_DAG,
     PLAN_TASK,
     REPORT_TASK,
+    TRIAL_TASK,
     group_of,
     in_group,
     possible_places,
@@ -73,6 +74,11 @@ class SweepLocation:
     def plan(self) -> TaskKey:
         """The sweep's first task."""
         return self._task(PLAN_TASK)
+
+    @property
+    def trials(self) -> TaskKey:
+        """The task of its trials, which is mapped."""
+        return self._task(TRIAL_TASK)
 
     @property
     def report(self) -> TaskKey:

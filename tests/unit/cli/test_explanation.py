@@ -10,7 +10,10 @@ import pytest
 from hermes_ops.airflow.control.decisions import DecisionLog, decision
 from hermes_ops.airflow.control.pool_file import view_path
 from hermes_ops.airflow.explanation import deadline_lines
-from hermes_ops.cli.inspection_commands import explanation
+from hermes_ops.airflow.folders import sweep_folder
+from hermes_ops.cli import inspection_commands
+from hermes_ops.cli.inspection_commands import explanation, place_lines
+from hermes_ops.cli.sweep_location import SweepLocation
 from hermes_ops.core.model import JobId, Reason, Term
 from hermes_ops.errors import HermesError, Unavailable
 from tests.unit.airflow.builders import sweep_file
@@ -250,3 +253,25 @@ def test_no_escape_that_somebody_has_left_in_a_reason_reaches_the_terminal() -> 
     window, screen, c1 = "\x1b]0;all is well\x07", "\x1b[2J", "\x9b31m"
     standing(reason=f"it{window} con{screen}verges{c1} best\r")
     assert "  because: it converges31m best" in explanation(connection(), TRIAL, 5).splitlines()
+
+
+def test_where_the_output_and_the_files_of_a_trial_are_is_said(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = SweepLocation("mine:search:a b", "mine", "a b", "search")
+    monkeypatch.setattr(inspection_commands, "locate", lambda *_: place)
+    asked: Any = SimpleNamespace(airflow=None, airflow_url="http://a:8080")
+    page = "http://a:8080/dags/mine/runs/a%20b/tasks/search.trial/mapped/3"
+    assert place_lines(asked, "mine:search:a b/3") == [f"Log      {page}"]
+    folder = sweep_folder(place.sweep) / "trials" / "3"
+    folder.mkdir(parents=True)
+    assert place_lines(asked, "mine:search:a b/3")[1:] == [f"Files    {folder}"]
+
+
+def test_of_a_sweep_that_airflow_has_lost_no_page_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> SweepLocation:
+        raise HermesError("there is no sweep")
+
+    monkeypatch.setattr(inspection_commands, "locate", lost)
+    asked: Any = SimpleNamespace(airflow=None, airflow_url="http://a")
+    assert place_lines(asked, "digits-1/3") == []
