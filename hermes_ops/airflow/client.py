@@ -445,6 +445,12 @@ def run_page(dag_id: str, run_id: str) -> str:
     return f"dags/{quote(dag_id)}/runs/{quote(run_id, safe='')}"
 
 
+def task_page(task: TaskKey) -> str:
+    """Return the page of a task with its log, relative to Airflow's address."""
+    mapped = "" if task.map_index < 0 else f"/mapped/{task.map_index}"
+    return f"{run_page(task.dag_id, task.run_id)}/tasks/{quote(task.task_id)}{mapped}"
+
+
 def _run(dag_id: str, run_id: str) -> str:
     return f"/api/v2/dags/{quote(dag_id)}/dagRuns/{quote(run_id, safe='')}"
 

@@ -232,15 +232,14 @@ def explain(
 
 def place_lines(connection: Connection, trial: str) -> list[str]:
     """Return where the trial's output is in Airflow, and its folder if that is on this machine."""
-    from hermes_ops.airflow.client import run_page
+    from hermes_ops.airflow.client import task_page
     from hermes_ops.airflow.explanation import parse_trial_name
     from hermes_ops.airflow.folders import TrialFolder
 
     sweep, number = parse_trial_name(trial)
     lines = []
     with suppress(HermesError):  # Airflow has lost the run
-        task = locate(connection.airflow, sweep).trials
-        page = f"{run_page(task.dag_id, task.run_id)}/tasks/{task.task_id}/mapped/{number}"
+        page = task_page(locate(connection.airflow, sweep).trial(number))
         lines.append(f"Log      {connection.airflow_url}/{page}")
     folder = TrialFolder.from_sweep(sweep, number).path
     return [*lines, f"Files    {folder}"] if folder.is_dir() else lines

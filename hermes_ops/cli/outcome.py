@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
 def fetch_config(connection: Connection, place: SweepLocation) -> SweepConfig:
     """Return the resolved config of a sweep; raise HermesError before its plan task has run."""
+    from hermes_ops.airflow.client import task_page
     from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 
     record = decode(SweepRecord, connection.airflow.get_state(place.plan, SWEEP_KEY))
     if record is None:
+        log = f"{connection.airflow_url}/{task_page(place.plan)}"
         raise HermesError(
-            f"the sweep {place.sweep!r} has not been planned: see its plan task's log."
+            f"the sweep {place.sweep!r} has not been planned: see its plan task's log, {log}"
         )
     return parse(record.config, source=place.sweep, base=None)
 

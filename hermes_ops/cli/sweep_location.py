@@ -76,19 +76,18 @@ class SweepLocation:
         return self._task(PLAN_TASK)
 
     @property
-    def trials(self) -> TaskKey:
-        """The task of its trials, which is mapped."""
-        return self._task(TRIAL_TASK)
-
-    @property
     def report(self) -> TaskKey:
         """The sweep's last task."""
         return self._task(REPORT_TASK)
 
-    def _task(self, name: str) -> TaskKey:
+    def trial(self, number: int) -> TaskKey:
+        """Return the task of a trial."""
+        return self._task(TRIAL_TASK, number)
+
+    def _task(self, name: str, map_index: int = -1) -> TaskKey:
         from hermes_ops.airflow.client import TaskKey
 
-        return TaskKey(self.dag_id, self.run_id, in_group(self.group, name))
+        return TaskKey(self.dag_id, self.run_id, in_group(self.group, name), map_index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hermes_ops.airflow.client import AirflowClient, run_page
+from hermes_ops.airflow.client import AirflowClient, TaskKey, run_page, task_page
 from hermes_ops.airflow.clock_steps import ClockSteps
 from hermes_ops.airflow.control.cleanup.sweep_end import FIRST_FAILURES, due_end, ends_by
 from hermes_ops.airflow.control.decisions import Decision, DecisionLog, action_name, decision
@@ -366,11 +366,11 @@ class Applier:
 
     def _tags(self, sweep: SweepState, trial: TrialRecords) -> dict[str, str]:
         run = sweep.spec.run
-        page = f"{run_page(run.dag_id, run.run_id)}/tasks/{sweep.spec.record.trial_task}"
+        task = TaskKey(run.dag_id, run.run_id, sweep.spec.record.trial_task, trial.number)
         return {
             "hermes.sampler": sweep.spec.config.search.algorithm.value,
             "hermes.policy": self.policy_name,
-            AIRFLOW_TAG: f"{self.client.credentials.url}/{page}/mapped/{trial.number}",
+            AIRFLOW_TAG: f"{self.client.credentials.url}/{task_page(task)}",
         }
 
     def _rerank(

@@ -153,7 +153,9 @@ def test_an_unknown_sweep_is_said_to_be_unknown(
 def test_a_sweep_that_was_never_planned_has_no_report(
     capsys: pytest.CaptureFixture[str], airflow: Airflow
 ) -> None:
-    assert "'known' has not been planned" in Said(capsys, "sweep", "report", "known").line
+    line = Said(capsys, "sweep", "report", "known").line
+    assert "'known' has not been planned" in line
+    assert line.endswith("/dags/hermes_sweep/runs/known/tasks/plan")
 
 
 @pytest.mark.parametrize("trial", ["digits-1", "digits-1/", "/3", "digits-1/x", "digits-1/-1"])
