@@ -124,7 +124,8 @@ class SimulationOptions:
             return source if self.trial_gpus is None else self._sized(source, self.trial_gpus)
         gap_s = self.gap_seconds or GAP_SECONDS
         length_s = self.job_seconds or JOB_SECONDS
-        return PoissonSource(self.poisson or 0, gap_s, length_s, self.switch_seconds)
+        users = () if self.teams is None else self.pool_quota(None).members
+        return PoissonSource(self.poisson or 0, gap_s, length_s, self.switch_seconds, users)
 
     def _sized(self, source: WorkloadSource, sizes: str) -> WorkloadSource:
         """Return the sweeps of the source, whose trials may take these numbers of GPUs."""

@@ -46,6 +46,11 @@ class OthersSpec(Model):
     weight: Weight = 1.0
     """Their share among borrowers."""
 
+    @property
+    def most(self) -> int | None:
+        """The most GPUs that they may hold at once; None without a limit."""
+        return None if self.borrow is None else self.guaranteed + self.borrow
+
 
 class TeamSpec(OthersSpec):
     """A team: what it may hold, and who belongs to it."""
@@ -123,6 +128,16 @@ class PoolQuota(Model):
     def team_of_user(self) -> Mapping[str, str]:
         """The team of each user that a team lists."""
         return {user: team.name for team in self.teams for user in team.users}
+
+    @property
+    def members(self) -> tuple[tuple[str, int | None], ...]:
+        """The users of the teams, each with the most GPUs at once; None without a limit."""
+        of_user = {user.name: user.gpus for user in self.users}
+        return tuple(
+            (user, min((n for n in (team.most, of_user.get(user)) if n is not None), default=None))
+            for team in self.teams
+            for user in team.users
+        )
 
     @cached_property
     def team_of_airflow_team(self) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +15,7 @@ from hermes_ops.core.model import PastTrial
 from hermes_ops.errors import ConfigError, Problem, file_error_text
 from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
 from hermes_ops.simulator.traces import poisson, read_trace
-from hermes_ops.simulator.workload import Costs, Interference, NodeFailure, Workload
+from hermes_ops.simulator.workload import Costs, Interference, NodeFailure, Work, Workload
 
 COLUMNS = ("node", "at_s", "until_s", "speed")
 
@@ -126,12 +127,17 @@ class CurvesSource:
 
 @dataclass(frozen=True, slots=True)
 class PoissonSource:
-    """`jobs` random jobs: exponential gaps of this mean, log-normal lengths of this median."""
+    """`jobs` random jobs: exponential gaps of this mean, log-normal lengths of this median.
+
+    `users` are (user, the most GPUs at once; None: no limit). Each job is that of one of them who
+    may hold its GPUs, all of them equally likely, and of nobody where there is none.
+    """
 
     jobs: int
     mean_gap_s: float
     median_s: float
     startup_s: float = 0.0
+    users: tuple[tuple[str, int | None], ...] = ()
     varies: bool = True
 
     @property
@@ -142,7 +148,13 @@ class PoissonSource:
     def draw(self, seed: int) -> DrawnWorkload:
         """Draw the arrivals of this seed."""
         drawn = poisson(self.jobs, mean_gap_s=self.mean_gap_s, seed=seed, median_s=self.median_s)
-        return DrawnWorkload(_with_startup(drawn, self.startup_s))
+        chance = random.Random(f"users of {seed}")  # noqa: S311  (no secret)
+        jobs = tuple(replace(work, user=self._user(work, chance)) for work in drawn.jobs)
+        return DrawnWorkload(_with_startup(replace(drawn, jobs=jobs), self.startup_s))
+
+    def _user(self, work: Work, chance: random.Random) -> str:
+        able = [user for user, most in self.users if most is None or work.gpus <= most]
+        return chance.choice(able) if able else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hermes_ops import cli
 from hermes_ops.simulator.event_log import replay
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 METRICS = {
     "mean_completion_seconds", "makespan_seconds", "time_to_best_seconds", "time_to_good_seconds",
     "preemptions", "lost_gpu_seconds", "decision_ms",
@@ -196,3 +198,31 @@ def test_an_option_of_one_policy_reaches_it_alone(capsys: pytest.CaptureFixture[
         f"compare {CURVES} --trials 4 --policies fifo,hermes --policy-option fifo.threshold=1",
     )
     assert "policy.fifo.threshold" in wrong.err
+
+
+def test_random_jobs_are_those_of_the_users_of_the_teams(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    teams = EXAMPLES / "teams.yaml"
+    said = Said(capsys, f"compare --poisson 40 --gpus 8 --teams {teams} --jobs 1 --json "
+                        "--policies fifo,fifo+quota")  # fmt: skip
+    found = json.loads(said.out)
+    assert found["policies"]["fifo+quota"]["finished"]["mean"] == 40
+    jobs = {name: facts["jobs"] for name, facts in found["teams"]["fifo+quota"]["by_team"].items()}
+    assert set(jobs) == {"vision", "speech"}
+    assert sum(jobs.values()) == 40
+
+
+def figures(text: str) -> dict[str, str]:
+    """Return the figures of a printed table but the measured times of decisions."""
+    rows = [re.split(r" *│ *", line) for line in text.splitlines() if line.startswith("│")]
+    return {row[1]: row[2] for row in rows if not row[1].startswith("decision ms")}
+
+
+def test_the_figures_of_a_simulation_on_its_page_are_those_that_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (EXAMPLES.parent / "docs" / "simulate.md").read_text("utf-8")
+    (printed,) = re.findall(r"^```text\ntiresias_60_job on 8 GPUs.*?^```", page, re.DOTALL | re.M)
+    command = f"simulate --trace {EXAMPLES}/traces/tiresias_60_job.csv --nodes 2x4 --policy 2d-las"
+    assert figures(printed) == figures(Said(capsys, command).out)
