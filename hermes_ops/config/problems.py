@@ -294,11 +294,17 @@ def _tag_problem(path: KeyPath, given: object) -> Problem:
     return Problem(dotted(path), found, ", ".join(PARAMETERS), fix)
 
 
-def _allowed_text(error: ErrorDetails, field: FieldInfo | None) -> str:
-    rule = re.sub(r"^\w+ should (be |have )?", "", error["msg"])
+def plain_rule(error: ErrorDetails) -> str:
+    """Return what is allowed, in our words for pydantic's."""
+    rule = re.sub(r"^(\w+ should (be |have )?|Value error, )", "", error["msg"])
     rule = re.sub(r" after validation, not \d+$", "", rule)
     for pattern, words in RULES:
         rule = re.sub(pattern, words, rule)
+    return rule
+
+
+def _allowed_text(error: ErrorDetails, field: FieldInfo | None) -> str:
+    rule = plain_rule(error)
     if error["type"] == "string_pattern_mismatch":
         rule = NAMES.get(error["ctx"]["pattern"], rule)
     if error["type"] in MAPPING_EXPECTED:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from hermes_ops.config.problems import plain_rule
 from hermes_ops.core.options import OptionValue, parse_options, split_options
 from hermes_ops.errors import ConfigError, Problem, file_error_text
 from hermes_ops.references import is_reserved
@@ -21,6 +22,7 @@ from hermes_ops.stack.layout import Layout, absolute
 from hermes_ops.trial.environment import PATTERN, split_names
 
 AUTOMATIC_PORT = 0
+SOURCE = "The configuration of the stack"
 
 Role = Literal["viewer", "user", "op", "admin"]
 """What a person may do in Airflow, as its simple auth manager names it."""
@@ -107,7 +109,7 @@ def resolve(
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("the configuration of the stack", _problems(error, file)) from error
+        raise ConfigError(SOURCE, _problems(error, file)) from error
 
 
 def _from_file(file: Path) -> dict[str, object]:
@@ -119,7 +121,7 @@ def _from_file(file: Path) -> dict[str, object]:
         problem = Problem(
             str(file), file_error_text(error), "a TOML file", f"correct or remove {file}"
         )
-        raise ConfigError("the configuration of the stack", (problem,)) from error
+        raise ConfigError(SOURCE, (problem,)) from error
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
@@ -151,7 +153,7 @@ def _json(text: str) -> object:
     except ValueError as error:
         fix = "correct HERMES_POLICY_OPTIONS"
         problem = Problem("policy_options", f"{text!r} ({error})", "a JSON object or k=v,k=v", fix)
-        raise ConfigError("the configuration of the stack", (problem,)) from error
+        raise ConfigError(SOURCE, (problem,)) from error
 
 
 def _problems(error: ValidationError, file: Path) -> tuple[Problem, ...]:
@@ -166,15 +168,9 @@ def _problem(detail: ErrorDetails, file: Path) -> Problem:
         where=name,
         # A database address carries a password: it is never echoed.
         found="an unknown setting" if unknown else _shown(name, detail["input"]),
-        allowed=setting_names if unknown else _allowed_text(detail["msg"]),
+        allowed=setting_names if unknown else plain_rule(detail),
         fix=f"correct {' or '.join([*_places(name.partition('.')[0]), str(file)])}",
     )
-
-
-def _allowed_text(message: str) -> str:
-    """Return what is allowed according to a message of pydantic's, such as "Input should be 1"."""
-    rule = re.sub(r"^(Value error, |\w+ should (be )?)", "", message)
-    return rule.replace("match pattern", "a text that matches the pattern", 1)
 
 
 _WITHOUT_OPTION = ("start_timeout_s", "drain_timeout_s", "hang_timeout_s")
