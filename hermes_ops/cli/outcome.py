@@ -29,17 +29,32 @@ if TYPE_CHECKING:
 
 
 def fetch_config(connection: Connection, place: SweepLocation) -> SweepConfig:
-    """Return the resolved config of a sweep; raise HermesError before its plan task has run."""
-    from hermes_ops.airflow.client import task_page
+    """Return the resolved config of a sweep; raise HermesError where Airflow has no record."""
     from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 
     record = decode(SweepRecord, connection.airflow.get_state(place.plan, SWEEP_KEY))
     if record is None:
-        log = f"{connection.airflow_url}/{task_page(place.plan)}"
-        raise HermesError(
-            f"the sweep {place.sweep!r} has not been planned: see its plan task's log, {log}"
-        )
+        raise HermesError(_without_record(connection, place))
     return parse(record.config, source=place.sweep, base=None)
+
+
+def _without_record(connection: Connection, place: SweepLocation) -> str:
+    """Say why Airflow has no record: the plan task has not run well, or it was deleted since."""
+    from hermes_ops.airflow.client import task_page
+
+    task = connection.airflow.task_instance(place.plan)
+    if task is None or task["state"] != "success":
+        log = f"{connection.airflow_url}/{task_page(place.plan)}"
+        return f"the sweep {place.sweep!r} has not been planned: see its plan task's log, {log}"
+    ref = connection.tracker.find_sweep(place.sweep)
+    left = "MLflow has nothing of it either"
+    if ref is not None:
+        page = connection.tracker.run_url(ref.experiment_id, ref.parent_run_id)
+        left = f"its results are in MLflow: {page}"
+    return (
+        f"the record of the sweep {place.sweep!r} has been deleted from Airflow, by `hermes prune` "
+        f"for instance; {left}"
+    )
 
 
 def fetch_collection(

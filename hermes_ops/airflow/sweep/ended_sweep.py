@@ -301,7 +301,7 @@ def _without_record(sweep: str, *, planned: bool) -> str:
         return f"the sweep {sweep!r} was never planned: start a new sweep."
     return (
         f"the record of the sweep {sweep!r} has been deleted from Airflow's state store, so it "
-        "cannot go on: start a new sweep. Its results are in MLflow."
+        "cannot go on: start a new sweep. Its results are in MLflow, unless they were pruned."
     )
 
 

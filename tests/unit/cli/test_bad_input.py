@@ -25,6 +25,7 @@ class Airflow:
         self.put: list[Any] = []
         self.notes: list[Any] = []
         self.may_edit = True
+        self.plan_state = "failed"
 
     def confirm_pool_edit(self, name: str) -> None:
         if not self.may_edit:
@@ -34,6 +35,9 @@ class Airflow:
         if self.away:
             raise Unavailable("Airflow at http://a did not answer")
         return {"state": "running"} if run in self.runs else None
+
+    def task_instance(self, task: Any) -> dict[str, Any]:
+        return {"state": self.plan_state}
 
     def get_state(self, task: Any, key: str) -> Any:
         return next((record[2] for record in self.put if record[:2] == (task, key)), None)
@@ -156,6 +160,15 @@ def test_a_sweep_that_was_never_planned_has_no_report(
     line = Said(capsys, "sweep", "report", "known").line
     assert "'known' has not been planned" in line
     assert line.endswith("/dags/hermes_sweep/runs/known/tasks/plan")
+
+
+def test_a_sweep_whose_record_was_deleted_is_not_said_to_be_unplanned(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow
+) -> None:
+    airflow.plan_state = "success"
+    line = Said(capsys, "sweep", "report", "known").line
+    assert "has been deleted from Airflow" in line
+    assert line.endswith("MLflow has nothing of it either")
 
 
 @pytest.mark.parametrize("trial", ["digits-1", "digits-1/", "/3", "digits-1/x", "digits-1/-1"])
