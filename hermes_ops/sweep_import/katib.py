@@ -64,7 +64,8 @@ class _KatibConversion(Conversion):
 
     def draft(self) -> Draft:
         if "nasConfig" in self.spec:
-            raise self.refused("spec.nasConfig", "an architecture search", "parameters", "none")
+            fix = "run it in Katib, or write the choices of the architecture as parameters"
+            raise self.refused("spec.nasConfig", "an architecture search", "parameters", fix)
         space = dict(self._space())
         if not space:
             raise self.refused("spec.parameters", "none", "at least one", "add them")
