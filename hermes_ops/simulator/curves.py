@@ -103,7 +103,8 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
             return {key: stored[key] for key in SHAPES if key in stored}
     except _UNREADABLE as error:
         to_job = str(error).partition("\n")[0]
-        problem = Problem("the file", to_job, "an .npz of plain arrays", "save it with numpy.savez")
+        fix = "save it with numpy.savez" if path.exists() else "correct the path"
+        problem = Problem("the file", to_job, "an .npz of plain arrays", fix)
         raise ConfigError(str(path), (problem,)) from error
 
 

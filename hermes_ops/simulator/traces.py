@@ -97,7 +97,7 @@ def poisson(
         seconds = median_s * chance.lognormvariate(0.0, spread)
         works.append(Work(JobId(f"job/{number}"), at_s, seconds, gpu_count))
         at_s += chance.expovariate(1.0 / mean_gap_s)
-    return Workload(f"poisson-{seed}", tuple(works))
+    return Workload(f"poisson-{jobs}", tuple(works))
 
 
 def _opened(path: Path) -> io.TextIOWrapper:

@@ -226,3 +226,18 @@ def test_the_figures_of_a_simulation_on_its_page_are_those_that_the_command_prin
     (printed,) = re.findall(r"^```text\ntiresias_60_job on 8 GPUs.*?^```", page, re.DOTALL | re.M)
     command = f"simulate --trace {EXAMPLES}/traces/tiresias_60_job.csv --nodes 2x4 --policy 2d-las"
     assert figures(printed) == figures(Said(capsys, command).out)
+
+
+def test_random_jobs_are_named_by_their_number_in_both_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    jobs = "--poisson 3 --gpus 8 --json"
+    alone = Said(capsys, f"simulate {jobs} --policy fifo --seed 5")
+    compared = Said(capsys, f"compare {jobs} --policies fifo --jobs 1")
+    assert [json.loads(said.out)["workload"] for said in (alone, compared)] == ["poisson-3"] * 2
+
+
+def test_a_file_of_curves_that_is_not_there_is_a_matter_of_the_path(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "Fix: correct the path" in Said(capsys, "simulate --curves none.npz --gpus 2").err
