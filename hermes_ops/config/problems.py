@@ -300,7 +300,7 @@ def plain_rule(error: ErrorDetails) -> str:
     rule = re.sub(r" after validation, not \d+$", "", rule)
     for pattern, words in RULES:
         rule = re.sub(pattern, words, rule)
-    return rule
+    return re.sub("^match pattern", "a text that matches the pattern", rule)
 
 
 def _allowed_text(error: ErrorDetails, field: FieldInfo | None) -> str:

@@ -55,6 +55,8 @@ def test_a_value_out_of_range_is_refused_with_its_option(
         ("slots", 0, "allowed: 1 or more. Fix"),
         ("mlflow_port", 70000, "allowed: 65535 or less. Fix"),
         ("mlflow_db", "mysql://x", "allowed: only postgresql://"),
+        ("pool", "a b", "allowed: a text that matches the pattern"),
+        ("policy", 3, "allowed: a text. Fix"),
     ],
 )
 def test_what_a_setting_allows_is_said_in_plain_words(
