@@ -38,6 +38,8 @@ _FEW = 20  # up to this number of trials, each is in the legend and has marks
 _GOLDEN = 0.6180339887498949
 _MOST_POINTS = 240  # of a curve: more cannot be distinguished and would make the page large
 _MOST_SHAPES = 2_000  # bars; more are rasterised
+_MOST_CURVES = 200  # without marks; more are rasterised
+_LARGE, _SMALL = 26.0, 7.0  # rings, in square points
 Colour = tuple[float, float, float]
 
 Steps = list[tuple[float, float]]
@@ -75,16 +77,21 @@ def learning_curves(
     unit, unit_s = unit_of(_end_s(drawn.values(), segments) - origin_s)
     few = len(drawn) <= _FEW
     figure, (by_step, by_time) = figure_of(13.0, 5.2, columns=2)
-    for number, points in sorted(drawn.items(), key=lambda item: item[0] == best):
+
+    def placed(number: int) -> list[list[tuple[float, float]]]:
+        """Return the parts of a trial's curve by time."""
+        stretches = _stretches(drawn[number], by_trial.get(number, []))
+        return [[((ms / 1_000 - origin_s) / unit_s, v) for _, v, ms in part] for part in stretches]
+
+    marked = [n for n in drawn if few or n == best]
+    plain_ones = [n for n in drawn if not few and n != best]
+    _draw_together(by_step, [(n, [p[:2] for p in drawn[n]]) for n in plain_ones])
+    _draw_together(by_time, [(n, part) for n in plain_ones for part in placed(n)])
+    _ring_together(by_step, {n: _cuts(drawn[n], by_trial.get(n, ())) for n in plain_ones})
+    for number in sorted(marked, key=lambda n: n == best):
         style = _style(number, number == best, few)
-        segments_of_trial = by_trial.get(number, [])
-        with_marks = few or number == best
-        _draw_by_step(by_step, points, segments_of_trial, style, with_marks)
-        placed = [
-            [((ms / 1_000 - origin_s) / unit_s, value) for _, value, ms in stretch]
-            for stretch in _stretches(points, segments_of_trial)
-        ]
-        _draw_by_time(by_time, placed, style, with_marks)
+        _draw_by_step(by_step, drawn[number], by_trial.get(number, []), style)
+        _draw_by_time(by_time, placed(number), style)
     _finish_curves(summary, drawn, (by_step, by_time), unit)
     if drawn:
         _legend(figure, by_step, few)
@@ -184,33 +191,62 @@ def _style(number: int, is_best: bool, few: bool) -> dict[str, Any]:
     }
 
 
+def _draw_together(axes: Axes, lines: Sequence[tuple[int, Sequence[tuple[float, float]]]]) -> None:
+    """Draw lines of trials as one shape: a shape for each of thousands takes minutes.
+
+    More than `_MOST_CURVES` are rasterised.
+    """
+    from matplotlib.collections import LineCollection
+
+    if not lines:
+        return
+    look: dict[str, Any] = {"alpha": 0.6, "zorder": 2, "rasterized": len(lines) > _MOST_CURVES}
+    colours = [colour_of(number) for number, _ in lines]
+    axes.add_collection(
+        LineCollection([list(line) for _, line in lines], colors=colours, linewidths=0.8, **look)
+    )
+    dots = [(colour_of(number), *line[0]) for number, line in lines if len(line) == 1]
+    if dots:
+        axes.scatter(
+            [d[1] for d in dots], [d[2] for d in dots], s=9, c=[d[0] for d in dots], **look
+        )
+    axes.autoscale_view()
+
+
+def _ring_together(axes: Axes, places: Mapping[int, Sequence[tuple[float, float]]]) -> None:
+    """Draw small rings where trials were preempted, all as one shape."""
+    rings = [(colour_of(number), *place) for number, of in places.items() for place in of]
+    if not rings:
+        return
+    axes.scatter(
+        [r[1] for r in rings], [r[2] for r in rings], s=_SMALL, linewidths=_edge(_SMALL), zorder=3,
+        facecolors="white", edgecolors=[r[0] for r in rings], rasterized=len(places) > _MOST_CURVES,
+    )  # fmt: skip
+
+
+def _cuts(points: CurvePoints, segments: Sequence[Segment]) -> list[tuple[float, float]]:
+    """Return the points of a curve by step at which a segment before the last one ended."""
+    ends = {s.last_step for s in segments[:-1]}
+    return [(p[0], p[1]) for p in points if p[0] in ends]
+
+
 def _draw_by_step(
-    axes: Axes,
-    points: CurvePoints,
-    segments: Sequence[Segment],
-    style: dict[str, Any],
-    with_marks: bool,
+    axes: Axes, points: CurvePoints, segments: Sequence[Segment], style: dict[str, Any]
 ) -> None:
     axes.plot([p[0] for p in points], [p[1] for p in points], **style, **_dot(points))
-    ends = {s.last_step for s in segments[:-1]}
-    _ring(axes, [(p[0], p[1]) for p in points if p[0] in ends], style, 26 if with_marks else 7)
+    _ring(axes, _cuts(points, segments), style)
 
 
 def _draw_by_time(
-    axes: Axes,
-    placed: Sequence[Sequence[tuple[float, float]]],
-    style: dict[str, Any],
-    with_marks: bool,
+    axes: Axes, placed: Sequence[Sequence[tuple[float, float]]], style: dict[str, Any]
 ) -> None:
     for stretch in placed:
         axes.plot([x for x, _ in stretch], [y for _, y in stretch], **style, **_dot(stretch))
-    if not with_marks:
-        return
     quiet = {**style, "linestyle": ":", "linewidth": 0.9, "alpha": 0.6}
     quiet |= {"label": None, "path_effects": None}
     for before, after in pairwise(placed):
         axes.plot([before[-1][0], after[0][0]], [before[-1][1], after[0][1]], **quiet)
-    _ring(axes, [stretch[-1] for stretch in placed[:-1]], style, 26)
+    _ring(axes, [stretch[-1] for stretch in placed[:-1]], style)
 
 
 def _dot(points: Sequence[object]) -> dict[str, Any]:
@@ -218,14 +254,16 @@ def _dot(points: Sequence[object]) -> dict[str, Any]:
     return {"marker": "o", "markersize": 3} if len(points) == 1 else {}
 
 
-def _ring(
-    axes: Axes, places: Sequence[tuple[float, float]], style: dict[str, Any], size: float
-) -> None:
+def _edge(size: float) -> float:
+    return 0.04 * float(size**0.5) + 0.6
+
+
+def _ring(axes: Axes, places: Sequence[tuple[float, float]], style: dict[str, Any]) -> None:
     if not places:
         return
     xs, ys = [x for x, _ in places], [y for _, y in places]
     look: dict[str, Any] = {"facecolors": "white", "edgecolors": [style["color"]]}
-    axes.scatter(xs, ys, s=size, linewidths=0.04 * size**0.5 + 0.6, zorder=6, **look)
+    axes.scatter(xs, ys, s=_LARGE, linewidths=_edge(_LARGE), zorder=6, **look)
 
 
 def _stretches(points: CurvePoints, segments: Sequence[Segment]) -> list[CurvePoints]:

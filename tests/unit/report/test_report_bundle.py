@@ -14,6 +14,7 @@ from hermes_ops import report
 from hermes_ops.core.amounts import duration
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
+from hermes_ops.report.figures import learning_curves
 from hermes_ops.report.table import csv_text
 
 
@@ -166,3 +167,29 @@ def test_the_table_has_the_gpus_and_batches_of_trials_that_had_several() -> None
     assert [second[column] for column in columns] == ["1", ""]
     assert wide.to_document()["batches"] == [None, 64, 128, 128]
     assert "gpus" not in csv_text(summary(trial(1, 0.7, sizes=(1,))))
+
+
+def test_the_curves_of_many_trials_are_a_few_shapes_and_show_each_value() -> None:
+    from matplotlib.collections import LineCollection
+
+    trials = range(300)
+    curves: dict[int, CurvePoints] = {
+        t: tuple((s, 1.0 / s + t, 1_000 * (t + s)) for s in range(1, 9)) for t in trials
+    }
+    curves[7] = curves[7][:1]
+    segments = [
+        Segment(t, epoch, (0,), t + 4.0 * epoch - 4.0, t + 4.0 * epoch, 0, 4 * epoch, "preempted")
+        for t in trials
+        for epoch in (1, 2)
+    ]
+    many = summary(*(trial(number, None) for number in trials))
+    by_step, by_time = learning_curves(many, curves, segments).axes
+    for axes in (by_step, by_time):
+        assert len(axes.lines) + len(axes.collections) < 10
+        assert axes.get_ylim()[0] < 0.2 < 299.0 < axes.get_ylim()[1]
+    lines = by_step.collections[0]
+    assert isinstance(lines, LineCollection)
+    assert len(lines.get_segments()) == len(trials)
+    assert lines.get_rasterized()
+    rings: Any = by_step.collections[-1]
+    assert len(rings.get_offsets()) == len(trials) - 1  # the one of trial 7 ended before step 4
