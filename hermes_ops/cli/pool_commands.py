@@ -55,19 +55,23 @@ def sync(
     resource: Annotated[
         str, typer.Option(help="Name of the nodes' GPU resource.")
     ] = "nvidia.com/gpu",
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="Of trials' pods: those on nodes that take no pods keep their slots."),
+    ] = None,
     period: Annotated[float, typer.Option(min=1.0, help="Seconds between two counts.")] = PERIOD_S,
     settle: Annotated[
         float, typer.Option(min=0.0, help="Seconds that fewer GPUs must last to count.")
     ] = SETTLE_S,
     once: Annotated[bool, typer.Option("--once", help="Count once, set the pool, exit.")] = False,
 ) -> None:
-    """Keep the pool's slots equal to the allocatable GPUs of the cluster's ready nodes."""
+    """Keep the pool's slots equal to the allocatable GPUs of the nodes that take pods."""
     from hermes_ops.airflow.credentials import AirflowCredentials
     from hermes_ops.kubernetes.api import SettledSlots, node_reader
 
     name = pool or os.environ.get("HERMES_POOL") or "gpus"
     credentials = AirflowCredentials.from_environment()
-    read = node_reader(selector, resource)
+    read = node_reader(selector, resource, namespace=namespace)
     setter = _Setter(credentials, name)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

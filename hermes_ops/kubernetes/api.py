@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from hermes_ops.kubernetes.template import (
     CONTAINER,
     EPOCH,
     INSTALLATION,
+    MANAGED,
     NAME_LABEL,
     RESOURCE,
     SWEEP,
@@ -445,17 +447,30 @@ def _variables(pod: Any) -> list[str]:  # noqa: ANN401 - the client's own model
 
 @dataclass(frozen=True, slots=True)
 class GpuNode:
-    """The GPUs of a node: `gpus` counts those that its device plugin reports as healthy."""
+    """The GPUs of a node: `gpus` counts those that its device plugin reports as healthy.
+
+    `held` counts those that trials' pods hold there, of a node that takes no pods.
+    """
 
     name: str
     gpus: int
     ready: bool = True
     cordoned: bool = False
+    held: int = 0
+
+    @property
+    def takes_pods(self) -> bool:
+        """True while new pods may be placed there."""
+        return self.ready and not self.cordoned
 
 
 def allocatable(nodes: Iterable[GpuNode]) -> int:
-    """Return the number of GPUs of the nodes that are ready and take pods."""
-    return sum(n.gpus for n in nodes if n.ready and not n.cordoned)
+    """Return the number of GPUs of the nodes that take pods, and of those held on other nodes.
+
+    A trial on a cordoned node trains on. Without its GPUs the pool would have fewer slots than are
+    in use, and trials on other nodes would be preempted for GPUs that nobody could use.
+    """
+    return sum(n.gpus if n.takes_pods else n.held for n in nodes)
 
 
 @dataclass(slots=True)
@@ -483,15 +498,61 @@ class SettledSlots:
 
 
 def node_reader(
-    selector: str = "", resource: str = RESOURCE, context: str | None = None
+    selector: str = "",
+    resource: str = RESOURCE,
+    context: str | None = None,
+    namespace: str | None = None,
 ) -> Callable[[], tuple[GpuNode, ...]]:
     """Return a function that reads the nodes: in a pod by service account, else by KUBECONFIG.
 
-    Raise HermesError where there is neither. The function raises Unavailable when the cluster does
-    not answer, HermesError when it refuses.
+    With a namespace of trials' pods it counts the GPUs that they hold on nodes that take no pods.
+    Raise HermesError where there is no cluster. The function raises Unavailable when the cluster
+    does not answer, HermesError when it refuses.
     """
     api = connect(context)
-    return lambda: _nodes(api, selector, resource)
+
+    def read() -> tuple[GpuNode, ...]:
+        nodes = _nodes(api, selector, resource)
+        if namespace is None or all(node.takes_pods for node in nodes):
+            return nodes
+        held = _held(api, namespace, resource)
+        return tuple(n if n.takes_pods else replace(n, held=held[n.name]) for n in nodes)
+
+    return read
+
+
+def _held(api: Any, namespace: str, resource: str) -> Counter[str]:  # noqa: ANN401 - the client's own
+    """Return the GPUs that trials' pods hold, by node: until their containers have ended."""
+    try:
+        with translate_errors("list pods"):
+            answer = api.list_namespaced_pod(
+                namespace,
+                label_selector=_selector(MANAGED),
+                resource_version="0",
+                _preload_content=False,
+                _request_timeout=NODES_TIMEOUT_S,
+            )
+    except Forbidden as error:
+        raise HermesError(
+            f"{error}. Give the service account `list` on pods in the namespace {namespace}."
+        ) from None
+    held: Counter[str] = Counter()
+    for pod in json.loads(answer.data)["items"]:
+        if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            held[pod["spec"].get("nodeName") or ""] += _gpus_of(pod["spec"], resource)
+    return held
+
+
+def _gpus_of(spec: Plain, resource: str) -> int:
+    limits = ((c.get("resources") or {}).get("limits") or {} for c in spec["containers"])
+    return sum(_whole(of_container.get(resource)) for of_container in limits)
+
+
+def _whole(quantity: str | None) -> int:
+    """Return a number of devices; a resource that is no device may have thousandths."""
+    from kubernetes.utils.quantity import parse_quantity
+
+    return int(parse_quantity(quantity or "0"))
 
 
 def _nodes(api: Any, selector: str, resource: str) -> tuple[GpuNode, ...]:  # noqa: ANN401 - the client's own
@@ -521,9 +582,6 @@ def _nodes(api: Any, selector: str, resource: str) -> tuple[GpuNode, ...]:  # no
 
 
 def _node(item: Any, resource: str) -> GpuNode:  # noqa: ANN401 - the client's own
-    from kubernetes.utils.quantity import parse_quantity
-
     ready = [c.status for c in item.status.conditions or () if c.type == "Ready"]
-    gpus = (item.status.allocatable or {}).get(resource, "0")
-    count = int(parse_quantity(gpus))  # a resource that is no device may have thousandths
-    return GpuNode(item.metadata.name, count, ready == ["True"], bool(item.spec.unschedulable))
+    gpus = _whole((item.status.allocatable or {}).get(resource))
+    return GpuNode(item.metadata.name, gpus, ready == ["True"], bool(item.spec.unschedulable))

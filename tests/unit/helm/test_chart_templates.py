@@ -236,6 +236,13 @@ def test_only_airflow_and_the_controller_have_rights_on_pods_and_only_where_tria
     assert [o["kind"] for o in objects if o["kind"].startswith("ClusterRole")] == []
 
 
+def test_the_sync_of_the_pool_sees_the_trials_pods_on_cordoned_nodes(render: Render) -> None:
+    values = {"poolSync": {"enabled": True}, "trials": {"namespace": {"name": "training"}}}
+    objects = render(values)
+    assert bound(objects, "training")["hermes-pool-sync"] == {"list pods"}
+    assert "--namespace=training" in pods(objects)["hermes-pool-sync"]["containers"][0]["args"]
+
+
 @pytest.mark.parametrize(
     "resource", ["amd.com/gpu", "nvidia.com/mig-1g.5gb", "huawei.com/Ascend910"]
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,13 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ProtocolError
 
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.api import GpuNode, SettledSlots, _nodes, allocatable
+from hermes_ops.kubernetes.api import (
+    GpuNode,
+    SettledSlots,
+    _nodes,
+    allocatable,
+    node_reader,
+)
 from hermes_ops.kubernetes.template import RESOURCE
 
 
@@ -23,6 +30,35 @@ def test_only_ready_nodes_that_take_pods_count() -> None:
     ]
     assert allocatable(nodes) == 6
     assert allocatable([]) == 0
+
+
+def test_the_gpus_of_trials_on_a_cordoned_node_count_until_their_pods_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pods = [
+        pod("node-a", "Running", "2"),
+        pod("node-a", "Succeeded", "1"),
+        pod("node-b", "Running", "1"),
+        pod(None, "Pending", "1"),
+    ]
+    outside = api([node("4", unschedulable=True), node("4", name="node-b")], pods)
+    monkeypatch.setattr("hermes_ops.kubernetes.api.connect", lambda context: outside)
+    read = node_reader(namespace="trials")
+    assert allocatable(read()) == 6
+    pods[0]["status"]["phase"] = "Failed"
+    assert allocatable(read()) == 4
+    assert allocatable(node_reader()()) == 4
+
+
+def test_who_may_not_list_the_trials_pods_of_a_cordoned_node_is_told_the_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = ApiException(status=403, reason="Forbidden")
+    outside = api([node("4", unschedulable=True)], refused)
+    monkeypatch.setattr("hermes_ops.kubernetes.api.connect", lambda context: outside)
+    with pytest.raises(HermesError, match="`list` on pods in the namespace trials") as caught:
+        node_reader(namespace="trials")()
+    assert not isinstance(caught.value, Unavailable)
 
 
 def test_more_gpus_count_at_once_and_fewer_after_they_have_lasted() -> None:
@@ -54,9 +90,15 @@ def test_slots_are_a_number_that_was_seen_lately_and_never_too_few(
         assert found >= gpus
 
 
-def node(gpus: str | None, ready: str = "True", unschedulable: bool | None = None) -> Any:
+def node(
+    gpus: str | None,
+    ready: str = "True",
+    unschedulable: bool | None = None,
+    *,
+    name: str = "node-a",
+) -> Any:
     return SimpleNamespace(
-        metadata=SimpleNamespace(name="node-a"),
+        metadata=SimpleNamespace(name=name),
         spec=SimpleNamespace(unschedulable=unschedulable),
         status=SimpleNamespace(
             conditions=[SimpleNamespace(type="Ready", status=ready)],
@@ -65,13 +107,24 @@ def node(gpus: str | None, ready: str = "True", unschedulable: bool | None = Non
     )
 
 
-def api(answer: Any) -> Any:
+def pod(node_name: str | None, phase: str, gpus: str) -> dict[str, Any]:
+    container = {"name": "base", "resources": {"limits": {RESOURCE: gpus}}}
+    spec = {"nodeName": node_name, "containers": [container, {"name": "sidecar"}]}
+    return {"spec": spec, "status": {"phase": phase}}
+
+
+def api(answer: Any, pods: Any = ()) -> Any:
     def list_node(**asked: Any) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return SimpleNamespace(items=answer)
 
-    return SimpleNamespace(list_node=list_node)
+    def list_pod(namespace: str, **asked: Any) -> Any:
+        if isinstance(pods, Exception):
+            raise pods
+        return SimpleNamespace(data=json.dumps({"items": list(pods)}))
+
+    return SimpleNamespace(list_node=list_node, list_namespaced_pod=list_pod)
 
 
 def test_a_node_is_read_as_kubernetes_shows_it() -> None:
