@@ -399,13 +399,19 @@ def _affinity(facts: PodRequest) -> Plain:
     nodes = sorted(set(facts.nodes))
     if not nodes:
         return {}
-    hosts = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
-    here = {"matchExpressions": [hosts]}
     if facts.checkpoint_claim is not None:
-        terms = {"nodeSelectorTerms": [here]}
+        terms = {"nodeSelectorTerms": [_node_named(node) for node in nodes]}
         return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    term = {"weight": 100, "preference": here}
-    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
+    wishes = [{"weight": 100, "preference": _node_named(node)} for node in nodes]
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wishes}}
+
+
+def _node_named(node: str) -> Plain:
+    """Return the node selector term of one node.
+
+    Its label `kubernetes.io/hostname` may have another value. A term takes one name.
+    """
+    return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
 
 
 def _checkpoint_volume(facts: PodRequest) -> list[Plain]:

@@ -187,10 +187,15 @@ def test_what_the_sweep_names_is_in_the_pod() -> None:
     }
 
 
+def named(node: str) -> dict[str, Any]:
+    """Kubernetes takes one name in such a field, and it is not that of a label."""
+    return {"key": "metadata.name", "operator": "In", "values": [node]}
+
+
 def test_the_plans_nodes_are_a_wish() -> None:
     affinity = manifest(SPEC, replace(FACTS, nodes=("b", "a", "b")))["spec"]["affinity"]
-    (term,) = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert term["preference"]["matchExpressions"][0]["values"] == ["a", "b"]
+    wishes = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [w["preference"] for w in wishes] == [{"matchFields": [named(n)]} for n in ("a", "b")]
     assert "affinity" not in manifest(SPEC, FACTS)["spec"]
 
 
@@ -266,8 +271,8 @@ def test_a_required_node_is_required_beside_what_the_template_requires_of_nodes(
     template = {"spec": {"affinity": {"nodeAffinity": {required: terms}}}}
     facts = replace(FACTS, nodes=("node-a",), inside="3", checkpoint_claim="disk-a")
     affinity = manifest(SPEC, facts, template)["spec"]["affinity"]["nodeAffinity"]
-    host = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-a"]}
-    assert affinity[required]["nodeSelectorTerms"] == [{"matchExpressions": [kind, host]}]
+    joint = {"matchExpressions": [kind], "matchFields": [named("node-a")]}
+    assert affinity[required]["nodeSelectorTerms"] == [joint]
 
 
 def test_an_empty_list_of_the_template_removes_nothing() -> None:
@@ -336,7 +341,5 @@ def test_a_claim_of_the_node_is_mounted_at_the_checkpoints_and_the_node_is_a_con
     assert volumes["trials"]["persistentVolumeClaim"] == {"claimName": "trials"}
     affinity = pod["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity.pop("requiredDuringSchedulingIgnoredDuringExecution")["nodeSelectorTerms"]
-    assert term["matchExpressions"] == [
-        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-a"]}
-    ]
+    assert term == {"matchFields": [named("node-a")]}
     assert affinity == {}
