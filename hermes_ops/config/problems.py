@@ -365,6 +365,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "values": ("options", "choices", "categories", "items", "list"),
     "low": ("min", "minimum", "lower", "from", "start"),
     "high": ("max", "maximum", "upper", "to", "stop", "end"),
+    "at_most": ("max", "maximum", "upper", "high", "less_than", "below"),
+    "at_least": ("min", "minimum", "lower", "low", "greater_than", "above"),
     "step": ("q", "stride", "increment", "step_size"),
     "command": ("script", "cmd", "entrypoint", "entry_point", "program", "run", "args"),
     "directory": ("cwd", "workdir", "working_dir", "working_directory", "folder", "path"),
@@ -391,6 +393,10 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "choice": ("categorical", "category", "enum", "list", "values", "select", "grid_search"),
 }
 """Words of other tools, by the word for it here."""
+
+BOUNDS = ("at_most", "at_least")
+"""Of a metric: a least and a greatest number may belong to anything, so no other section's key is
+taken for one."""
 
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d)\w*\s*")
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -434,8 +440,8 @@ def _place_of_key(key: str, path: KeyPath, sections: Mapping[KeyPath, type[BaseM
     """Return where an unknown key belongs if another section has it; else an empty text."""
     for holder, section in sections.items():
         meant = nearest(key, fields_by_key(section)) if holder != path[:-1] else ""
-        exact = meant == key or key.lower() in SYNONYMS.get(meant, ())
-        if exact and "pod" not in holder:
+        is_synonym = meant not in BOUNDS and key.lower() in SYNONYMS.get(meant, ())
+        if (meant == key or is_synonym) and "pod" not in holder:
             return f"write it as {dotted((*holder, meant))}"
     return ""
 

@@ -133,6 +133,16 @@ def test_an_unknown_key_is_told_where_it_belongs(path: str, fix: str) -> None:
     assert fix in problems(changed(path, 1))[path].fix
 
 
+@pytest.mark.parametrize(("key", "meant"), [("max", "at_most"), ("minimum", "at_least")])
+def test_a_bound_of_a_metric_by_another_word_is_told_the_word_for_it_here(
+    key: str, meant: str
+) -> None:
+    found = problems(changed("metrics", [{"name": "latency", key: 5}]))
+    assert found[f"metrics[0].{key}"].fix == f"did you mean {meant}?"
+    assert problems(changed("trial.max", 5))["trial.max"].fix == "write it as trial.gpus.max"
+    assert problems(changed("budget.maximum", 5))["budget.maximum"].fix == "remove the key"
+
+
 @pytest.mark.parametrize("size", [100, 10])
 def test_a_grid_of_very_many_points_is_counted_or_said_to_be_more(size: int) -> None:
     choice = {"type": "choice", "values": list(range(size))}
