@@ -7,11 +7,19 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes_ops.airflow.records import Lease, Notice, StopFlag, decode, encode
+from hermes_ops.airflow.records import (
+    Lease,
+    Notice,
+    SegmentRecord,
+    SegmentStart,
+    StopFlag,
+    decode,
+    encode,
+)
 from hermes_ops.confined_folder import (
     DOCUMENT_BYTES,
     ConfinedFolder,
@@ -27,7 +35,7 @@ from hermes_ops.trial.locks import BusyError, lock_file
 # same machine or volume reads them before Airflow's store has answered. The triggerer, which may
 # hold the trial's pod, cannot reach that store at all. A lease from here prestarts a process, no
 # more: the script begins once Airflow's record says the same.
-R = TypeVar("R", Lease, StopFlag, Notice)
+R = TypeVar("R", Lease, StopFlag, Notice, SegmentStart)
 
 
 def home() -> Path:
@@ -124,6 +132,11 @@ class TrialFolder:
     def lease(self) -> Path:
         """The local record of its newest lease, next to the folder: its pod does not see it."""
         return self.path.with_name(f"{self.path.name}.lease.json")
+
+    @property
+    def start(self) -> Path:
+        """When the segment began that the triggerer holds, next to the folder: no pod sees it."""
+        return self.path.with_name(f"{self.path.name}.start.json")
 
     @property
     def batches(self) -> Path:
@@ -330,7 +343,34 @@ def read_lease(folder: TrialFolder) -> Lease | None:
     return _read_record(Lease, folder.lease)
 
 
-def _write_record(path: Path, record: Lease | StopFlag | Notice, *, mode: int) -> None:
+def write_start(folder: TrialFolder, start: SegmentStart) -> bool:
+    """Try to write when a segment began; return whether it was written."""
+    try:
+        _write_record(folder.start, start, mode=0o644)
+    except OSError:
+        return False
+    return True
+
+
+def read_start(folder: TrialFolder, epoch: int) -> SegmentStart | None:
+    """Return when the segment of that lease began, if the triggerer has held it; else None."""
+    start = _read_record(SegmentStart, folder.start)
+    return start if start is not None and start.epoch == epoch else None
+
+
+def with_start(record: SegmentRecord, start: SegmentStart | None) -> SegmentRecord:
+    """Return the record with its segment's start by the clock as it is set now.
+
+    A start that was recorded since is right: the task has corrected it.
+    """
+    if start is None or (start.epoch, start.recorded_s) != (record.epoch, record.started_s):
+        return record
+    return replace(record, started_s=start.started_s)
+
+
+def _write_record(
+    path: Path, record: Lease | StopFlag | Notice | SegmentStart, *, mode: int
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(encode(record)).encode(), mode=mode)
 

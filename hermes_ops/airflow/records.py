@@ -209,6 +209,18 @@ class Notice(StoredRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentStart(StoredRecord):
+    """When the segment of lease `epoch` began, in Unix seconds.
+
+    `recorded_s` is what its task has recorded, `started_s` the same by the clock as it is set now.
+    """
+
+    epoch: int
+    recorded_s: float
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentRecord(StoredRecord):
     """The newest segment of a trial, and totals over all of its segments.
 

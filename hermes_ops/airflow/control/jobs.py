@@ -7,18 +7,19 @@ each trial is kept: it does not grow with time.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil, inf
-from typing import Any
 
+from hermes_ops.airflow.clock_steps import SETTLED_S
 from hermes_ops.airflow.control.trial_state import READY_STATES, TrialRecords
-from hermes_ops.airflow.folders import StatusFile, TrialFolder
+from hermes_ops.airflow.folders import StatusFile, TrialFolder, read_start, with_start
 from hermes_ops.airflow.metadata import TaskInstanceRow
-from hermes_ops.airflow.records import Lease, SegmentRecord
+from hermes_ops.airflow.records import Lease, SegmentRecord, SegmentStart
 from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
 from hermes_ops.config.render import own_batch
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
@@ -363,6 +364,10 @@ def _measured(trial: TrialRecords, facts: SweepFacts, points: Points) -> tuple[S
     return step_times(points, sized_spans(trial.segment), unit_batch)
 
 
+START_PERIOD_S = SETTLED_S / 2
+"""Seconds between two readings of when a segment began, which changes where the clock is set."""
+
+
 @dataclass(slots=True)
 class DeferredTrials:
     """The trials of one sweep whose pods the triggerer holds, with what their folders say.
@@ -373,10 +378,10 @@ class DeferredTrials:
     had.
     """
 
+    clock: Callable[[], float] = time.monotonic
     _status: dict[int, StatusFile] = field(default_factory=dict)
-    _updated: dict[int, tuple[TrialRecords, Mapping[str, Any], TrialRecords]] = field(
-        default_factory=dict
-    )
+    _starts: dict[int, tuple[float, SegmentStart | None]] = field(default_factory=dict)
+    _updated: dict[int, tuple[tuple[object, ...], TrialRecords]] = field(default_factory=dict)
 
     def with_folder(self, trial: TrialRecords, sweep: str) -> TrialRecords:
         """Return the trial with the status and outcome in its folder, of a pod of its lease.
@@ -404,12 +409,21 @@ class DeferredTrials:
         if file is None:
             file = StatusFile.from_folder(TrialFolder.from_sweep(sweep, trial.number))
             self._status[trial.number] = file
-        status = file.read()
-        cached = self._updated.get(trial.number)
-        if cached is None or cached[0] is not trial or cached[1] is not status:
-            updated = replace(trial, segment=with_status(segment, status))
-            self._updated[trial.number] = cached = (trial, status, updated)
-        return cached[2]
+        seen = (trial, file.read(), self._start(trial.number, segment.epoch, sweep))
+        before, updated = self._updated.get(trial.number, ((), trial))
+        if not before or any(one is not other for one, other in zip(seen, before, strict=True)):
+            updated = replace(trial, segment=with_start(with_status(segment, seen[1]), seen[2]))
+            self._updated[trial.number] = (seen, updated)
+        return updated
+
+    def _start(self, number: int, epoch: int, sweep: str) -> SegmentStart | None:
+        """Return when the segment began by the clock as it is set now, as of a moment ago."""
+        read_s, start = self._starts.get(number, (-inf, None))
+        if self.clock() - read_s >= START_PERIOD_S:
+            found = read_start(TrialFolder.from_sweep(sweep, number), epoch)
+            start = start if found == start else found  # the same object while it is unchanged
+            self._starts[number] = (self.clock(), start)
+        return start
 
 
 def _left(trial: TrialRecords, lease: Lease, sweep: str) -> str:

@@ -14,7 +14,7 @@ import contextvars
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -23,12 +23,15 @@ from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from kubernetes.config import ConfigException
 
+from hermes_ops.airflow.clock_steps import ClockSteps
 from hermes_ops.airflow.folders import (
     TrialFolder,
     WakeFile,
     controller_wake_file,
     notice_text,
+    read_start,
     read_stop_flag,
+    write_start,
 )
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.records import StopFlag
@@ -145,7 +148,15 @@ class HeldPod:
         begun = any(part.get("epoch") == self.epoch for part in self.folder.segments())
         return GangSegment(first, tuple(others), say, was_whole=begun)
 
-    # What `watch_segment` calls
+
+@dataclass(slots=True)
+class HeldTrial:
+    """The trial of a held pod, for `watch_segment`; the controller reads its status itself."""
+
+    folder: TrialFolder
+    epoch: int
+    clock_steps: ClockSteps = field(default_factory=ClockSteps)
+    _step_s: float = 0.0
 
     def wake_file(self) -> WakeFile:
         """Return the file that is touched when there is a stop flag."""
@@ -160,7 +171,12 @@ class HeldPod:
         return notice_text(self.folder, self.epoch)
 
     def relay(self) -> None:
-        """Do nothing: the controller reads the trial's status itself."""
+        """Correct when its segment began, if the clock was set; a full disk is tried again."""
+        self._step_s += self.clock_steps.step_s()
+        start = read_start(self.folder, self.epoch) if self._step_s else None
+        if start is not None:
+            corrected = replace(start, started_s=start.started_s + self._step_s)
+            self._step_s = 0.0 if write_start(self.folder, corrected) else self._step_s
 
 
 class PodTrigger(BaseTrigger):
@@ -253,7 +269,8 @@ def _outcome(
             held_open.callback(segment.release)
             segment.start()
             feed.start()
-            _, code = watch_segment(segment, held, say, poll_s=_poll_s, given_up=given_up)
+            trial = HeldTrial(held.folder, held.epoch)
+            _, code = watch_segment(segment, trial, say, poll_s=_poll_s, given_up=given_up)
             if code is not None:
                 segment.finish()
             trouble = segment.trouble

@@ -16,7 +16,10 @@ from hermes_ops.airflow.folders import (
     all_ended,
     controller_wake_file,
     notice_text,
+    read_start,
     read_stop_flag,
+    with_start,
+    write_start,
 )
 from hermes_ops.airflow.records import (
     LEASE_KEY,
@@ -24,6 +27,7 @@ from hermes_ops.airflow.records import (
     STOP_KEY,
     Lease,
     SegmentRecord,
+    SegmentStart,
     StopFlag,
     decode,
     encode,
@@ -89,6 +93,7 @@ class SegmentRun:
         `feed` is that of the segment before, if it was in the same run of the task.
         """
         before = last or SegmentRecord(0, False, 0.0)
+        before = with_start(before, read_start(folder, before.epoch))
         goes_on = lease.pod is not None and before.running and before.epoch == lease.epoch
         accounts = Accounts.from_segments(folder.segments())
         record = replace(
@@ -120,7 +125,8 @@ class SegmentRun:
     ) -> SegmentRun:
         """Return the run of a segment that ended under `lease` or an earlier lease of its trial."""
         own = replace(lease, epoch=last.epoch, gpus=last.gpus)
-        return cls(store, own, folder, _feed(lease, folder), last)
+        record = with_start(last, read_start(folder, last.epoch))
+        return cls(store, own, folder, _feed(lease, folder), record)
 
     def wake_file(self) -> WakeFile:
         """Return the file that is touched when there is a stop flag."""
@@ -130,6 +136,11 @@ class SegmentRun:
         """Record the samples of a step, where they are known, before the segment starts."""
         if self.lease.samples is not None:
             self.folder.record_batch(self.lease.epoch, self.lease.samples)
+
+    def record_start(self) -> None:
+        """Record for the triggerer, which holds the segment from now on, when it began."""
+        began_s = self.record.started_s
+        write_start(self.folder, SegmentStart(self.record.epoch, began_s, began_s))
 
     def opened(self) -> None:
         """Record that the segment's process has started, and send its metrics from now on."""

@@ -365,7 +365,7 @@ class TrialTask:
         period_s = REMOTE_FLAG_PERIOD_S if lease.machine else FLAG_PERIOD_S
         flag, code = watch_segment(segment, segment_run, say, flag_period_s=period_s)
         if code is None:
-            self._defer(segment, segment_run.folder)
+            self._defer(segment, segment_run)
         segment.finish()
         if code == PREEMPTED and not segment.trouble and self._may_keep_slots(segment_run, flag):
             outcome = segment_run.result().get("outcome") or "preempted"
@@ -379,10 +379,11 @@ class TrialTask:
             return False
         return flag.resize and segment_run.lease.pod is None
 
-    def _defer(self, segment: RunningSegment, folder: TrialFolder) -> NoReturn:
+    def _defer(self, segment: RunningSegment, segment_run: SegmentRun) -> NoReturn:
         """Leave the segment to its trigger, and this process."""
         self._segment = None
-        for line in pop_log_copies(folder):
+        segment_run.record_start()
+        for line in pop_log_copies(segment_run.folder):
             self.operator.log.info(line)
         raise TaskDeferred(trigger=segment.holder, method_name="resume")
 

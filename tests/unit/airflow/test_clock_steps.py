@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hermes_ops.airflow.clock_steps import SETTLED_S, ClockSteps
 from hermes_ops.airflow.control.faults import OPEN, Subject
-from hermes_ops.airflow.folders import TrialFolder
+from hermes_ops.airflow.control.jobs import DeferredTrials
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.folders import TrialFolder, read_start
 from hermes_ops.airflow.records import CLOSE_KEY, SEGMENT_KEY, SegmentRecord, decode
+from hermes_ops.airflow.trial.pod_trigger import HeldTrial
 from hermes_ops.airflow.trial.segment_run import SegmentRun
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.builders import (
@@ -19,6 +23,7 @@ from tests.unit.airflow.builders import (
     Journal,
     lease,
     pending,
+    row,
     running,
     sweep_with,
 )
@@ -56,6 +61,53 @@ def test_a_running_trial_has_used_its_gpus_as_long_as_before_the_clock_was_set(
     record = decode(SegmentRecord, store[SEGMENT_KEY])
     assert record is not None
     assert clocks.now_s - record.started_s == pytest.approx(70.0)
+
+
+def test_a_trial_that_the_triggerer_holds_has_used_its_gpus_as_long_as_before_the_clock_was_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The triggerer is restarted between two steps of the clock, the controller is not."""
+    clocks, folder = Clocks(), TrialFolder.from_sweep(SWEEP, 0)
+    monkeypatch.setattr("time.time", lambda: clocks.now_s)
+    run = SegmentRun.from_lease(DictStore(), lease(pod={}), folder, None)
+    own = TrialRecords(row(0, "deferred", pool_slots=1), run.lease, None, run.record)
+    controller = DeferredTrials(lambda: clocks.uptime_s)
+    folder.path.mkdir(parents=True)
+    (folder.path / "status.json").write_text('{"epoch": 1, "step": 3}')
+    run.record_start()
+    for set_by_s in (HOURS_S, -3 * HOURS_S):
+        held = HeldTrial(folder, 1, clocks.steps())
+        for seconds, step_s in ((60.0, 0.0), (0.5, set_by_s), (9.5, 0.0)):
+            clocks.go_on(seconds, step_s)
+            held.relay()
+            seen = controller.with_folder(own, SWEEP)
+    assert seen.service_gpu_s(clocks.now_s) == pytest.approx(140.0)
+    assert controller.with_folder(own, SWEEP) is seen
+    again = SegmentRun.from_lease(DictStore(), run.lease, folder, run.record)
+    assert clocks.now_s - again.record.started_s == pytest.approx(140.0)
+    again.record_start()  # it defers again, and nothing is corrected twice
+    clocks.go_on(10.0)
+    taken_over = replace(own, segment=again.record)
+    seen = controller.with_folder(taken_over, SWEEP)
+    assert seen.service_gpu_s(clocks.now_s) == pytest.approx(150.0)
+
+
+def test_a_start_that_a_full_disk_does_not_take_is_corrected_once_there_is_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks, folder = Clocks(), TrialFolder.from_sweep(SWEEP, 0)
+    SegmentRun.from_lease(DictStore(), lease(pod={}), folder, None).record_start()
+    held, before = HeldTrial(folder, 1, clocks.steps()), read_start(folder, 1)
+    with monkeypatch.context() as full:
+        full.setattr("hermes_ops.airflow.trial.pod_trigger.write_start", lambda *_: False)
+        clocks.go_on(0.5, HOURS_S)
+        held.relay()
+    held.relay()
+    held.relay()
+    after = read_start(folder, 1)
+    assert before is not None
+    assert after is not None
+    assert after.started_s - before.started_s == pytest.approx(HOURS_S)
 
 
 def test_no_budget_is_spent_before_the_trials_of_a_suspended_machine_correct_their_times() -> None:

@@ -41,7 +41,7 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.trial import pod_trigger
-from hermes_ops.airflow.trial.pod_trigger import HeldPod, PodTrigger, end, hold
+from hermes_ops.airflow.trial.pod_trigger import HeldPod, HeldTrial, PodTrigger, end, hold
 from hermes_ops.airflow.trial.running_segment import TaskLogCopy, pop_log_copies
 from hermes_ops.airflow.trial.segment_run import SegmentRun
 from hermes_ops.airflow.trial.trial_task import TrialTask
@@ -255,7 +255,7 @@ def test_a_triggerer_that_lacks_something_tells_its_task_so(
     elif broken == "cluster":
         monkeypatch.setattr(HeldPod, "pods", fail)
     else:
-        monkeypatch.setattr(HeldPod, "stop_flag", fail)
+        monkeypatch.setattr(HeldTrial, "stop_flag", fail)
     event = ended()
     assert (event["epoch"], event["code"], pods.deleted) == (1, 70, [])
     assert event["trouble"] == "ValueError: it is not here"
