@@ -24,6 +24,14 @@ from hermes_ops.kubernetes.start_diagnosis import StartDiagnosis
 
 log = logging.getLogger(__name__)
 
+_OVER_ITS_LIMIT = re.compile(
+    r"exceeds the (total )?limit|exceeded its local ephemeral storage limit"
+)
+"""What a node says of a pod that has written more to its disk than the pod's own limits allow.
+
+Of one that is evicted because the node itself has too little, it says that the node was low.
+"""
+
 FAILED, VANISHED = 1, 70
 """Exit codes where the trial left no result: 70 is a failure of the infrastructure."""
 
@@ -91,6 +99,7 @@ class PodSegment:
     _exit_code: int | None = None
     _gone: bool = False
     _is_deleted: bool = False
+    _is_over_limit: bool = False  # of disk space: it was evicted for that
     _owner_lost: bool = False
     _misconfigured_since_s: float | None = None
     _refused_since_s: float | None = None
@@ -288,7 +297,14 @@ class PodSegment:
         """Record how the container ended; a pod that is being deleted counts once it is gone."""
         if view.code is not None:
             self._container_code = view.code
-        if view.lost:
+        if view.lost == "Evicted" and _OVER_ITS_LIMIT.search(view.message):
+            self.is_mistake = self._is_over_limit = True
+            self._container_code = FAILED
+            self.trouble = (
+                f"its pod was evicted: {view.message.strip()} Write less to /tmp, or raise "
+                "trial.pod.limits.ephemeral-storage"
+            )
+        elif view.lost:
             self._container_code, self.trouble = (
                 VANISHED,
                 f"its pod was ended: {view.lost}: {view.message}",
@@ -312,10 +328,15 @@ class PodSegment:
         self._decide_exit_code()
 
     def _decide_exit_code(self) -> None:
-        """Prefer the trial's result, then the container's exit code, then VANISHED."""
+        """Prefer the trial's result, then the container's exit code, then VANISHED.
+
+        A pod that has written too much may have a second to report that it was told to stop; the
+        next one would write as much.
+        """
         if self._exit_code is None:
             result = self.record()
-            code = result if result is not None else self._container_code
+            is_overruled = bool(result) and self._is_over_limit and self._grace_s is None
+            code = result if result is not None and not is_overruled else self._container_code
             self._exit_code = VANISHED if code is None else code
 
     def _handle_starting(self, view: PodView) -> None:

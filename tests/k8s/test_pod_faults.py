@@ -69,6 +69,17 @@ def test_a_trial_that_runs_out_of_memory_says_so_and_is_tried_again(lab: Any) ->
     assert "out of memory" in said or "SIGKILL" in said
 
 
+def test_a_trial_that_writes_more_to_its_disk_than_its_pod_may_fails_and_says_so(lab: Any) -> None:
+    content = lab.pod_sweep(
+        "greedy", [RATE], 2_000, 0.2, greedy=True,
+        pod={"limits": {"ephemeral-storage": "40Mi"}}, trial={"max_failures": 0},
+    )  # fmt: skip
+    sweep = lab.start(content)
+    sweep.await_end(SWEEP_S)
+    assert sweep.states() == {0: "failed"}
+    assert "exceeds the total limit of containers 40Mi" in sweep.tag(0, "hermes.reason")
+
+
 def test_an_image_that_is_missing_fails_the_trial_with_its_name(lab: Any) -> None:
     content = lab.pod_sweep(
         "noimage", [RATE], 2, 0.1,

@@ -20,6 +20,9 @@ facts = {
 with (trial / "pods.jsonl").open("a") as stream:
     stream.write(json.dumps(facts) + "\n")
 print("devices", facts["devices"], flush=True)
+if "--greedy" in sys.argv:
+    sys.argv.remove("--greedy")
+    Path("/tmp/greedy").write_bytes(bytes(100 * 2**20))
 once = trial / "hungry"
 if "--hungry" in sys.argv:
     sys.argv.remove("--hungry")

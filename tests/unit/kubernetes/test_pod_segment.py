@@ -115,6 +115,30 @@ def test_without_a_word_the_containers_exit_code_counts() -> None:
     assert "trial.pod.limits.memory" in trouble
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. ",
+        'Usage of EmptyDir volume "tmp" exceeds the limit "20Mi". ',
+        'Container base exceeded its local ephemeral storage limit "20Mi". ',
+    ],
+)
+@pytest.mark.parametrize("exit_code", [137, None, 75])
+def test_a_pod_that_is_evicted_for_its_own_limit_is_a_failure_that_says_so(
+    message: str, exit_code: int | None
+) -> None:
+    world = made(code=exit_code, phase="Failed", lost="Evicted", message=message)
+    world.result = 75 if exit_code == 75 else None  # it had a second to say that it was stopped
+    assert world.look() == 1
+    assert world.segment.is_mistake
+    assert f"{message.strip()} Write less to /tmp" in world.segment.trouble
+
+
+def test_a_trial_that_had_finished_when_it_was_evicted_has_finished() -> None:
+    message = 'Usage of EmptyDir volume "tmp" exceeds the limit "20Mi". '
+    assert ended(0, 0, lost="Evicted", message=message)[0] == 0
+
+
 def test_an_evicted_pod_is_trouble_of_the_infrastructure() -> None:
     code, trouble = ended(137, None, lost="Evicted", message="the node was low on memory")
     assert code == 70
