@@ -236,6 +236,8 @@ class SegmentRecord(StoredRecord):
     `without_space` is how often in a row a full disk has ended its segment before a new step, and
     `interruptions` how often in a row anything except its script has.
     `failed_size` is the smallest number of workers, if more than one, with which it has failed.
+    `waited_s` are the seconds from `started_s` until the trial's own program began, None before
+    that: a pod may wait long for a node or its image, and uses no GPU then.
     `resizing` is True while its task holds its slots after the segment's end, for the next lease.
     `earlier_spans`, `earlier_sizes` and `earlier_gpu_s` are its use before it restarted from
     scratch. Only the limits of sweeps, users and teams count them.
@@ -279,6 +281,12 @@ class SegmentRecord(StoredRecord):
     earlier_spans: tuple[tuple[float, float], ...] = ()
     earlier_sizes: tuple[int, ...] = ()
     earlier_gpu_s: float = 0.0
+    waited_s: float | None = 0.0
+
+    @property
+    def began_s(self) -> float | None:
+        """Return when the trial's own program began in the newest segment; None before."""
+        return None if self.waited_s is None else self.started_s + self.waited_s
 
     @property
     def trains_since_s(self) -> float:
@@ -287,7 +295,8 @@ class SegmentRecord(StoredRecord):
         Until it has, it takes as long as that of the segment before.
         """
         restore_s = self.restore_s if self.segments > 1 else None
-        return self.started_s + (self.startup_s or 0.0) + (restore_s or 0.0)
+        lead_s = (self.waited_s or 0.0) + (self.startup_s or 0.0) + (restore_s or 0.0)
+        return self.started_s + lead_s
 
 
 def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records above

@@ -320,13 +320,13 @@ class TrialRecords:
         return self.lease.granted_s if self.phase is Phase.STARTING and self.lease else None
 
     def service_gpu_s(self, now_s: float) -> float:
-        """Return the GPU-seconds of its whole life up to `now_s`."""
+        """Return the GPU-seconds of its whole life up to `now_s`; a pod that waits uses none."""
         if self.segment is None:
             return 0.0
         ended_gpu_s, gpus = self.segment.service_gpu_s, max(1, len(self.segment.gpus))
-        if not self.is_under_way:
+        if not self.is_under_way or self.segment.began_s is None:
             return ended_gpu_s
-        return ended_gpu_s + max(0.0, now_s - self.segment.started_s) * gpus
+        return ended_gpu_s + max(0.0, now_s - self.segment.began_s) * gpus
 
 
 def classify(trial: TrialRecords) -> TrialState:

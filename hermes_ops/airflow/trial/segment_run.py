@@ -47,6 +47,8 @@ PAUSED = (SegmentOutcome.PREEMPTED.value, SegmentOutcome.INTERRUPTED.value)
 _MEASURED = ("checkpoint_s", "restore_s", "startup_s", "repeat_s")
 MOST_STEPS, MOST_MEASURED_S = 2**53, 1e9
 """What a trial can report of itself: beyond it, sums of policies are no numbers any more."""
+MOST_WAITED_S = 7 * 86_400.0
+"""A pod that says that it began later after its task than that is not believed."""
 FIRST_LINES, FIRST_CHARACTERS = 12, 200
 """Last lines of a trial's first failure that its record keeps, and characters of each."""
 
@@ -101,6 +103,7 @@ class SegmentRun:
             epoch=lease.epoch,
             running=True,
             started_s=before.started_s if goes_on else time.time(),
+            waited_s=before.waited_s if goes_on else (None if lease.pod is not None else 0.0),
             ended_s=None,
             outcome="",
             reason="",
@@ -355,11 +358,25 @@ def with_status(record: SegmentRecord, status: Mapping[str, Any]) -> SegmentReco
     }
     least = {"epoch": record.epoch, "running": record.running, "started_s": record.started_s}
     read = decode(SegmentRecord, {**least, **fields})
+    begun = replace(record, waited_s=_waited_s(record, status.get("started_s")))
     if read is None:
-        return record
+        return begun
     limits = {"step": MOST_STEPS, **dict.fromkeys(_MEASURED, MOST_MEASURED_S)}
     kept = [name for name, most in limits.items() if not 0 <= (getattr(read, name) or 0) <= most]
-    return replace(record, **{name: getattr(read, name) for name in fields if name not in kept})
+    return replace(begun, **{name: getattr(read, name) for name in fields if name not in kept})
+
+
+def _waited_s(record: SegmentRecord, began_s: object) -> float:
+    """Return the seconds that the trial's program began after its task; 0 if that is impossible.
+
+    :param began_s: what its status says, in Unix seconds
+    """
+    if record.waited_s is not None:
+        return record.waited_s
+    task_s = record.started_s
+    if not isinstance(began_s, int | float) or not task_s <= began_s <= task_s + MOST_WAITED_S:
+        return 0.0
+    return float(began_s - task_s)
 
 
 def _first(new: object, old: float | None) -> object:

@@ -43,7 +43,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.trial import pod_trigger
 from hermes_ops.airflow.trial.pod_trigger import HeldPod, HeldTrial, PodTrigger, end, hold
 from hermes_ops.airflow.trial.running_segment import TaskLogCopy, pop_log_copies
-from hermes_ops.airflow.trial.segment_run import SegmentRun
+from hermes_ops.airflow.trial.segment_run import SegmentRun, with_status
 from hermes_ops.airflow.trial.trial_task import TrialTask
 from hermes_ops.core.model import Phase
 from hermes_ops.errors import HermesError
@@ -464,6 +464,40 @@ def test_a_deferred_trial_runs_and_says_how_far_it_is() -> None:
     seen = DeferredTrials().with_folder(trial("deferred"), SWEEP)
     assert (seen.phase, seen.segment and seen.segment.step) == (Phase.RUNNING, 7)
     assert not seen.is_idle
+
+
+@pytest.mark.parametrize("state", ["running", "deferred"])
+def test_a_pod_that_waits_for_a_node_uses_no_gpu_time_and_trains_from_its_start_on(
+    state: str,
+) -> None:
+    folder, store = TrialFolder.from_sweep(SWEEP, 0), DictStore()
+    run = SegmentRun.from_lease(store, lease(gpus=(0, 1), pod={}), folder, None)
+    run.opened()
+    task_s = run.record.started_s
+
+    def seen() -> TrialRecords:
+        record = decode(SegmentRecord, store[SEGMENT_KEY])
+        own = trial(state, segment=record)
+        return DeferredTrials().with_folder(own, SWEEP)
+
+    assert seen().service_gpu_s(task_s + 600.0) == 0.0
+    folder.path.mkdir(parents=True)
+    status = {"epoch": 1, "step": 0, "started_s": task_s + 600.0, "timings": {"startup_s": 5.0}}
+    (folder.path / "status.json").write_text(json.dumps(status))
+    if state == "running":
+        run.relay()
+    begun = seen()
+    assert begun.service_gpu_s(task_s + 610.0) == pytest.approx(20.0)
+    assert begun.segment is not None
+    assert begun.segment.trains_since_s == pytest.approx(task_s + 605.0)
+
+
+@pytest.mark.parametrize("began_s", ["soon", float("nan"), None, 0.0, 10**400, 1e9])
+def test_a_pod_that_says_no_possible_start_uses_gpus_from_its_tasks_start_on(
+    began_s: object,
+) -> None:
+    record = segment(waited_s=None)
+    assert with_status(record, {"epoch": 1, "started_s": began_s}).began_s == record.started_s
 
 
 @pytest.mark.parametrize(
