@@ -320,6 +320,33 @@ def test_a_default_of_trials_pods_that_is_written_as_empty_stays_empty(render: R
     assert found.claim_folder == "sweeps"
 
 
+def test_the_platforms_template_of_trials_pods_is_where_every_part_of_airflow_looks_for_it(
+    render: Render,
+) -> None:
+    spec = {"runtimeClassName": "nvidia", "securityContext": {"fsGroup": 1000}}
+    metadata = {"annotations": {"sidecar.istio.io/inject": "false"}}
+    objects = render({"trials": {"template": {"metadata": metadata, "spec": spec}}})
+    defaults, _ = trials(objects)
+    where, _, name = str(defaults.template_file).rpartition("/")
+    template = yaml.safe_load(one(objects, "ConfigMap", "hermes-trials")["data"][name])
+    assert template == {"metadata": metadata, "spec": spec}
+    for part in ("scheduler", "triggerer", "controller"):
+        mounts = pods(objects)[f"hermes-{part}"]["containers"][0]["volumeMounts"]
+        assert where in {m["mountPath"] for m in mounts}, part
+
+
+def test_without_a_template_of_the_platform_trials_pods_have_none(render: Render) -> None:
+    for values in ({}, {"trials": {"template": None}}):
+        objects = render(values)
+        assert trials(objects)[0].template_file is None
+        assert set(one(objects, "ConfigMap", "hermes-trials")["data"]) == {"pod.yaml", "rules.yaml"}
+
+
+def test_two_templates_of_trials_pods_are_refused(helm: str) -> None:
+    two = {"pod": {"template_file": "/opt/pod.yaml"}, "template": {"spec": {"hostname": "a"}}}
+    assert "set one of them" in refusal(helm, {"trials": two})
+
+
 def test_nobody_reaches_trials_and_they_reach_names_mlflow_and_the_world_outside(
     render: Render,
 ) -> None:

@@ -52,7 +52,8 @@ def faults(values: dict[str, Any]) -> list[tuple[str, str]]:
 FREE = {
     ("policy", "options"), ("airflow", "config"), ("metrics", "serviceMonitor", "labels"),
     ("metrics", "dashboard", "labels"), ("metrics", "rules", "labels"),
-    ("networkPolicy", "dns", "podLabels"),
+    ("networkPolicy", "dns", "podLabels"), ("trials", "template", "metadata"),
+    ("trials", "template", "spec"),
 }  # fmt: skip
 
 
