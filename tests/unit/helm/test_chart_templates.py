@@ -205,6 +205,26 @@ def test_every_part_that_reads_or_plans_sweeps_is_told_that_trials_are_pods(
         assert "/etc/hermes" in mounted, part
 
 
+def limited(spec: dict[str, Any]) -> bool:
+    """Whether a pod says all that a ResourceQuota may require of it."""
+    containers = [*spec["containers"], *spec.get("initContainers", ())]
+    kinds = [c["resources"].get(kind, {}) for c in containers for kind in ("requests", "limits")]
+    return all({"cpu", "memory"} <= set(kind) for kind in kinds)
+
+
+def test_a_quota_on_limits_and_nodes_with_taints_refuse_no_pod_whose_values_cannot_be_set(
+    render: Render,
+) -> None:
+    taint = {"key": "dedicated", "operator": "Exists"}
+    objects = render({"controller": {"tolerations": [taint]}})
+    for name in ("hermes-test", "hermes-share-volume"):
+        spec = pods(objects)[name]
+        assert limited(spec), name
+        assert spec["tolerations"] == [taint], name
+    sweep = yaml.safe_load(one(objects, "ConfigMap", "hermes-test")["data"]["sweep.yaml"])
+    assert limited({"containers": [{"resources": sweep["trial"]["pod"]}]})
+
+
 def test_the_sweep_of_helm_test_has_pods_too(render: Render) -> None:
     sweep = yaml.safe_load(one(render(), "ConfigMap", "hermes-test")["data"]["sweep.yaml"])
     assert sweep["trial"]["run_in"] == "pod"
