@@ -16,8 +16,17 @@ from hermes_ops.kubernetes.api import Pods, PodView, Rejected
 
 IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
                  "ImageInspectError", "SignatureValidationFailed")  # fmt: skip
+BACK_OFF = ("ImagePullBackOff", "CrashLoopBackOff")
+"""Reasons that follow another one, and may not repeat what it said."""
 CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError",
                   "CrashLoopBackOff")  # fmt: skip
+_PASSING = re.compile(
+    r"toomanyrequests|too many requests|internal server error|bad gateway|service unavailable"
+    r"|gateway time-?out|i/o timeout|TLS handshake timeout|deadline exceeded|connection reset"
+    r"|unexpected EOF|server misbehaving",
+    re.IGNORECASE,
+)
+"""What a node says of a registry that is busy or away, or of itself: no setting is wrong."""
 FIRST_LOOK_S, LOOK_S = 10.0, 15.0
 """Seconds from when a pod has a node to the first look at its events, and between two of them.
 
@@ -39,12 +48,17 @@ class StartDiagnosis:
     clock: Callable[[], float]
     emit: Callable[[str], None]
     _look_at_s: float | None = None
+    _trouble: str = ""  # of its image or container, in the node's last own words
     _unmounted: tuple[str, ...] = ()
 
     def find_mistake(self, pod: PodView) -> str:
         """Return what is wrong with the pod's settings; empty if it may only need time."""
         if pod.waits_for in IMAGE_TROUBLE + CONFIG_TROUBLE:
-            return f"{pod.waits_for}: {pod.message}: correct trial.pod"
+            if pod.waits_for not in BACK_OFF or _PASSING.search(pod.message):
+                self._trouble = pod.message
+            may_pass = _PASSING.search(self._trouble)
+            return "" if may_pass else f"{pod.waits_for}: {pod.message}: correct trial.pod"
+        self._trouble = ""
         self._look(pod)
         for text in (pod.message, *self._unmounted):
             if missing := _MISSING.search(text):
@@ -54,7 +68,7 @@ class StartDiagnosis:
     def reason(self, pod: PodView) -> str:
         """Return what the pod waits for."""
         last = self._unmounted[-1] if self._unmounted else ""
-        return pod.message or last or pod.waits_for or "it has not started"
+        return self._trouble or pod.message or last or pod.waits_for or "it has not started"
 
     def _look(self, pod: PodView) -> None:
         """Read the events of a pod that has a node, at intervals, until its volumes are mounted."""

@@ -308,6 +308,40 @@ def test_an_image_that_is_missing_is_a_mistake_however_short_the_start_may_be() 
     assert world.look(12.0) == 1
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "unexpected status code https://r.example/v2/: 429 Too Many Requests - toomanyrequests",
+        "unexpected status from HEAD request to https://r.example/v2/: 503 Service Unavailable",
+        'Head "https://r.example/v2/": dial tcp 10.0.0.1:443: i/o timeout',
+        "context deadline exceeded",
+    ],
+)
+def test_a_registry_that_is_busy_for_minutes_is_no_mistake_of_the_trial(answer: str) -> None:
+    world = made()
+    for _ in range(4):
+        world.pods.change(NAME, waits_for="ErrImagePull", message=answer)
+        assert world.look(50.0) is None
+        world.pods.change(NAME, waits_for="ImagePullBackOff", message='Back-off pulling "train:1"')
+        assert world.look(50.0) is None
+    assert world.look(200.0) == 70
+    assert answer in world.segment.trouble
+
+
+def test_a_tag_that_reads_like_an_answer_of_the_registry_is_a_mistake() -> None:
+    world = made(waits_for="ErrImagePull", message='"r.example/train:429": not found')
+    world.look()
+    assert world.look(61.0) == 1
+
+
+def test_an_image_that_is_missing_after_all_is_a_mistake_once_the_registry_says_so() -> None:
+    world = made(waits_for="ErrImagePull", message="429 Too Many Requests")
+    world.look(100.0)
+    world.pods.change(NAME, message="train:1: not found")
+    world.look()
+    assert world.look(61.0) == 1
+
+
 def test_an_image_that_comes_at_last_is_no_mistake() -> None:
     world = made(waits_for="ErrImagePull", message="too many requests")
     world.look(50.0)
