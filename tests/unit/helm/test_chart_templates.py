@@ -290,6 +290,17 @@ def test_the_pods_of_the_dns_server_have_the_labels_that_are_named_and_no_other(
     assert policy["egress"][0]["to"][0]["podSelector"] == {"matchLabels": labels}
 
 
+@pytest.mark.parametrize(("named", "ports"), [(5353, {53, 5353}), (53, {53}), (None, {53})])
+def test_trials_reach_the_dns_server_on_the_port_of_its_pods(
+    render: Render, named: int | None, ports: set[int]
+) -> None:
+    """A policy sees a connection after the Service's port has become that of the pod."""
+    objects = render({"networkPolicy": {"dns": {"port": named}}})
+    policy = one(objects, "NetworkPolicy", "hermes-trials", "hermes-trials")["spec"]
+    found = [(p["protocol"], p["port"]) for p in policy["egress"][0]["ports"]]
+    assert sorted(found) == sorted((kind, port) for kind in ("UDP", "TCP") for port in ports)
+
+
 def test_an_upgrade_with_the_values_of_an_earlier_chart_keeps_the_log_in(render: Render) -> None:
     """`--reuse-values` knows no default that is new, as if it were null."""
     objects = render({"mlflow": {"auth": {"enabled": True, "user": None}}})
