@@ -176,6 +176,25 @@ def test_what_may_pass_is_asked_again(error: Exception) -> None:
         pods(error).fetch("p")
 
 
+@pytest.mark.parametrize(
+    ("requested", "limited", "fits"),
+    [
+        ("limits.memory=64Gi,requests.nvidia.com/gpu=1", "limits.memory=32Gi,pods=9", False),
+        ("requests.nvidia.com/gpu=2", "requests.nvidia.com/gpu=1", True),
+        ("limits.cpu=1500m,limits.memory=32Gi", "limits.cpu=2,limits.memory=32Gi", True),
+        ("limits.cpu=many", "limits.cpu=2", True),
+        ("", "", True),
+    ],
+)
+def test_a_pod_that_no_quota_of_its_namespace_can_ever_admit_is_refused(
+    requested: str, limited: str, fits: bool
+) -> None:
+    message = f'pods "p" is forbidden: exceeded quota: q, requested: {requested}, used: '
+    error = api_error(403, f"{message}limits.memory=0,limits.cpu=1, limited: {limited}")
+    with pytest.raises(Unavailable if fits else Rejected, match="exceeded quota: q"):
+        pods(error).create({})
+
+
 def test_what_is_refused_names_the_reason() -> None:
     with pytest.raises(Rejected, match="violates PodSecurity"):
         pods(api_error(403, "violates PodSecurity")).create({})
