@@ -314,9 +314,13 @@ class TrialRecords:
 
     @property
     def started_s(self) -> float | None:
-        """Return when its segment began, of a STARTING trial its grant; None without GPUs."""
+        """Return when its segment began, of a STARTING trial its grant; None without GPUs.
+
+        Of a pod that waits it is when its task began.
+        """
         if self.phase is Phase.RUNNING and self.segment is not None:
-            return self.segment.started_s
+            began_s = self.segment.began_s
+            return self.segment.started_s if began_s is None else began_s
         return self.lease.granted_s if self.phase is Phase.STARTING and self.lease else None
 
     def service_gpu_s(self, now_s: float) -> float:

@@ -45,7 +45,8 @@ from hermes_ops.airflow.trial.pod_trigger import HeldPod, HeldTrial, PodTrigger,
 from hermes_ops.airflow.trial.running_segment import TaskLogCopy, pop_log_copies
 from hermes_ops.airflow.trial.segment_run import SegmentRun, with_status
 from hermes_ops.airflow.trial.trial_task import TrialTask
-from hermes_ops.core.model import Phase
+from hermes_ops.core.guards import Quantum
+from hermes_ops.core.model import Gpu, Phase, Snapshot
 from hermes_ops.errors import HermesError
 from hermes_ops.kubernetes import PodSegment
 from tests.unit.airflow.builders import (
@@ -490,6 +491,19 @@ def test_a_pod_that_waits_for_a_node_uses_no_gpu_time_and_trains_from_its_start_
     assert begun.service_gpu_s(task_s + 610.0) == pytest.approx(20.0)
     assert begun.segment is not None
     assert begun.segment.trains_since_s == pytest.approx(task_s + 605.0)
+
+
+def test_a_pod_that_was_long_in_the_making_may_not_be_stopped_before_it_has_trained() -> None:
+    quantum = Quantum(k=3.0, default_switch_s=5.0)
+    waited = segment(started_s=100.0, waited_s=600.0, gpus=(0,))
+    own = sweep_with(trial("deferred", segment=waited))
+
+    def protected_until_s(now_s: float) -> list[float]:
+        snapshot = Snapshot(now_s, (Gpu(0),), tuple(own.jobs(now_s)))
+        return list(quantum.ends_s(snapshot).values())
+
+    assert protected_until_s(705.0) == [pytest.approx(720.0)]
+    assert protected_until_s(721.0) == []
 
 
 @pytest.mark.parametrize("began_s", ["soon", float("nan"), None, 0.0, 10**400, 1e9])
