@@ -185,7 +185,8 @@ def cleanup_manifest(
     pod["spec"]["containers"] = [container]
     pod["spec"].pop("initContainers", None)
     pod["spec"]["volumes"] = [v for v in pod["spec"]["volumes"] if v["name"] in names]
-    pod["metadata"]["labels"] = {NAME_LABEL: CLEARING, **MANAGED}
+    of_platform = ((template or {}).get("metadata") or {}).get("labels") or {}
+    pod["metadata"]["labels"] = {**of_platform, NAME_LABEL: CLEARING, **MANAGED}
     return pod
 
 

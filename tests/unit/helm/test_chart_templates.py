@@ -205,6 +205,24 @@ def test_every_part_that_reads_or_plans_sweeps_is_told_that_trials_are_pods(
         assert "/etc/hermes" in mounted, part
 
 
+def test_everything_of_the_chart_has_the_common_labels_and_no_selector_has_them(
+    render: Render,
+) -> None:
+    own = {"cost-center": "7", "sidecar.istio.io/inject": "false"}
+    on = {"enabled": True}
+    values = {"prune": on, "poolSync": on, "metrics": {"serviceMonitor": on, "dashboard": on}}
+    for found in render({**values, "commonLabels": own}):
+        labelled = [found]
+        spec = found.get("spec", {})
+        if found["kind"] in ("Deployment", "StatefulSet", "Job"):
+            labelled.append(spec["template"])
+        if found["kind"] == "CronJob":
+            labelled.append(spec["jobTemplate"]["spec"]["template"])
+        for part in labelled:
+            assert own.items() <= part["metadata"]["labels"].items(), found["metadata"]["name"]
+        assert "cost-center" not in json.dumps(spec.get("selector", spec.get("podSelector", {})))
+
+
 def limited(spec: dict[str, Any]) -> bool:
     """Whether a pod says all that a ResourceQuota may require of it."""
     containers = [*spec["containers"], *spec.get("initContainers", ())]

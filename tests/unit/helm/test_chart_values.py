@@ -53,6 +53,7 @@ FREE = {
     ("policy", "options"), ("airflow", "config"), ("metrics", "serviceMonitor", "labels"),
     ("metrics", "dashboard", "labels"), ("metrics", "rules", "labels"),
     ("networkPolicy", "dns", "podLabels"), ("trials", "template", "metadata"),
+    ("commonLabels",),
     ("trials", "template", "spec"),
 }  # fmt: skip
 
@@ -102,6 +103,8 @@ def test_a_name_that_is_no_value_is_refused_wherever_it_stands(at: tuple[str, ..
         ("trials.namespace.name", "My_Trials"),
         ("trials.namespace.enabled", "no"),
         ("trials.allowed.secrets", "wandb"),
+        ("commonLabels", {"app.kubernetes.io/component": "controller"}),
+        ("commonLabels", {"cost-center": 7}),
         ("fullnameOverride", "My_Name"),
         ("fullnameOverride", "2026"),
         ("nameOverride", "Hermes Ops"),

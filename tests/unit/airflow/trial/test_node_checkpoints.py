@@ -101,6 +101,20 @@ def test_the_pod_that_deletes_gets_no_secret_of_the_template(tmp_path: Path) -> 
     assert "secret" not in str(node_checkpoints.request(SWEEP, spec, "node-b", [3]))
 
 
+def test_the_pod_that_deletes_has_the_labels_of_the_template_that_a_policy_may_require(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(json.dumps({"metadata": {"labels": {"cost-center": "7"}}, "spec": {}}))
+    spec = SPEC.model_copy(update={"template_file": str(file)})
+    labels = node_checkpoints.request(SWEEP, spec, "node-b", [3])["metadata"]["labels"]
+    assert labels == {
+        "cost-center": "7",
+        "app.kubernetes.io/name": "hermes-clearing",
+        "app.kubernetes.io/managed-by": "hermes-ops",
+    }
+
+
 def test_the_nodes_whose_pod_has_failed_or_never_came_are_not_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
