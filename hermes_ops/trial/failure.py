@@ -160,7 +160,7 @@ def classify(exit_code: int, tail: Sequence[str]) -> Failure:
     """Return the failure of a script that has ended with that code and those last lines."""
     if exit_code <= 0 or exit_code > 128:
         return Failure(Cause.OTHER)
-    lines = _without_launcher([line.rstrip() for line in tail if line.strip()])
+    lines = _without_launcher([line.rstrip() for line in without_tracker(tail) if line.strip()])
     error = exception(lines)
     if error is not None:
         after = lines[error.place + 1 :]
@@ -217,6 +217,23 @@ def lines_since(before: Sequence[str], after: Sequence[str]) -> list[str]:
         if list(before[-kept:]) == list(after[:kept]):
             return list(after[kept:])
     return list(after)
+
+
+_TRACKER, _WARN = "UserWarning: resource_tracker: ", "warnings.warn("
+
+
+def without_tracker(lines: Sequence[str]) -> list[str]:
+    """Leave out what Python's resource tracker says once the script has ended.
+
+    It removes shared memory that the script has left, and is never why that has failed.
+    """
+    of_tracker = [_TRACKER in line for line in lines]
+    pairs = zip(lines, of_tracker, [False, *of_tracker], strict=False)
+    return [
+        line
+        for line, is_its, follows in pairs
+        if not (is_its or (follows and line.lstrip().startswith(_WARN)))
+    ]
 
 
 def _without_launcher(lines: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from hermes_ops.trial.failure import (
     is_final,
     lines_since,
     no_objective,
+    without_tracker,
 )
 
 FINISHED, PREEMPTED, INFRASTRUCTURE = 0, 75, 70
@@ -141,7 +142,8 @@ def _failed(facts: SegmentFacts, reason: str, cause: Cause = Cause.OTHER) -> Seg
 
 
 def _why(facts: SegmentFacts, failure: Failure) -> str:
-    last = next((line.strip() for line in reversed(facts.tail) if line.strip()), "no output")
+    tail = without_tracker(facts.tail)
+    last = next((line.strip() for line in reversed(tail) if line.strip()), "no output")
     if facts.exit_code < 0:
         return f"killed by {_signal_name(-facts.exit_code)}: {last}"
     why = f"exit code {facts.exit_code}: {failure.line or last}"

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 _POLL_S = 0.01
+TRACKER_S = 1.0
+"""Seconds that a resource tracker has to remove the shared memory of processes that were killed."""
 
 
 class Process(NamedTuple):
@@ -104,28 +106,46 @@ def _send(action: Callable[[], None]) -> None:
         action()
 
 
+def _kill_each(processes: Iterable[Process], began_s: float) -> None:
+    """Kill processes, but a resource tracker only if it has not ended `TRACKER_S` after `began_s`.
+
+    It ends by itself once all the others have, and first removes the shared memory (of
+    `multiprocessing`, of joblib) that they have left: nobody else knows of it.
+    """
+    is_late = time.monotonic() > began_s + TRACKER_S
+    for process in processes:
+        if is_late or not _is_resource_tracker(process):
+            kill(process)
+
+
+def _is_resource_tracker(process: Process) -> bool:
+    try:
+        with open(f"/proc/{process.pid}/cmdline", "rb") as stream:
+            return b"resource_tracker import main" in stream.read()
+    except OSError:
+        return False
+
+
 def end_all(processes: Iterable[Process], wait_s: float) -> list[Process]:
     """Kill processes with everything below them; return those that are still there in the end."""
     left = list(processes)
-    deadline_s = time.monotonic() + wait_s
+    began_s = time.monotonic()
     while True:
         left = [process for process in left if is_alive(process)]
         below = [child for process in left for child in descendants(process.pid)]
         left = [p for p in dict.fromkeys([*left, *below]) if p.pid != os.getpid()]
-        for process in left:
-            kill(process)
-        if not left or time.monotonic() > deadline_s:
+        _kill_each(left, began_s)
+        if not left or time.monotonic() > began_s + wait_s:
             return left
         time.sleep(_POLL_S)
 
 
 def end_descendants(root: int, wait_s: float, without: Collection[int] = ()) -> list[Process]:
     """Kill the descendants of `root` until there is none; return those that did not end."""
-    deadline_s = time.monotonic() + wait_s
+    began_s = time.monotonic()
     while left := descendants(root, without):
-        for process in left:
-            kill(process)
-        if time.monotonic() > deadline_s:
+        _kill_each(left, began_s)
+        if time.monotonic() > began_s + wait_s:
             break
         time.sleep(_POLL_S)
     return left
@@ -242,14 +262,12 @@ def ordinary_priority(pid: int) -> None:
 
 def sweep_up(token: str, wait_s: float) -> None:
     """Kill every process marked with the segment's token until none is left."""
-    deadline_s = time.monotonic() + wait_s
-    while True:
-        left = marked(token)
-        for process in left:
-            kill(process)
-        if not left or time.monotonic() > deadline_s:
+    began_s = time.monotonic()
+    while left := marked(token):
+        _kill_each(left, began_s)
+        if time.monotonic() > began_s + wait_s:
             return
-        time.sleep(0.01)
+        time.sleep(_POLL_S)
 
 
 def marked(token: str, variable: str = SEGMENT_VARIABLE) -> list[Process]:

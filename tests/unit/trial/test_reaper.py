@@ -24,7 +24,7 @@ from hermes_ops.trial.processes.tree import (
     process_of,
 )
 from tests.standby_server import StandbyServer, wait_for
-from tests.unit.trial.supervised import output_of
+from tests.unit.trial.supervised import SupervisedTrial, output_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -201,6 +201,36 @@ def test_nothing_outlives_a_trial_of_which_a_part_is_killed(world: World, killed
     assert world.bystander.poll() is None
     if killed in ("reaper", "server"):
         assert process.returncode == 75
+
+
+SHARING = """
+import os, time
+from multiprocessing import shared_memory
+shared = shared_memory.SharedMemory(create=True, size=1000)
+with open(os.environ["HERMES_CHECKPOINT_DIR"] + "/state", "w") as stream:
+    stream.write("1")
+print("shared", shared.name, flush=True)
+END
+"""
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed", "failed"])
+def test_shared_memory_of_a_script_does_not_outlive_it(tmp_path: Path, end: str) -> None:
+    trial = SupervisedTrial(tmp_path)
+    ending = "raise RuntimeError('a bad shard')" if end == "failed" else "time.sleep(600)"
+    trial.script.write_text(SHARING.replace("END", ending))
+    process = trial.supervise([], [sys.executable, str(trial.script)])
+    name = output_of(process).readline().split()[1].decode()
+    assert end == "failed" or Path("/dev/shm", name).exists()
+    if end == "stopped":
+        process.terminate()
+    elif end == "killed":
+        process.kill()
+    process.communicate(timeout=60)
+    wait_for(lambda: not Path("/dev/shm", name).exists())
+    trial.close()
+    if end == "failed":
+        assert trial.result["reason"] == "exit code 1: RuntimeError: a bad shard"
 
 
 def test_what_outlives_a_kill_of_everything_is_known_and_ended_by_the_next_segment(

@@ -47,6 +47,11 @@ NOT_AGAIN: dict[str, tuple[int, list[str], Cause]] = {
     "a missing package, then what a tracker says": (
         1, [*raised("ModuleNotFoundError: No module named 'foo'"),
             *["wandb: View run at x"] * 20], Cause.MISSING_MODULE),
+    "a missing package, then what Python says of shared memory": (
+        1, [*raised("ModuleNotFoundError: No module named 'foo'"),
+            "/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: "
+            "resource_tracker: There appear to be 1 leaked shared_memory objects to clean up",
+            "  warnings.warn('resource_tracker: There appear to be %d '"], Cause.MISSING_MODULE),
     "a missing package that the script has noticed": (
         1, ["ERROR: No module named 'foo'"], Cause.MISSING_MODULE),
     "a module for python -m": (
