@@ -161,6 +161,8 @@ def classify(exit_code: int, tail: Sequence[str]) -> Failure:
     if exit_code <= 0 or exit_code > 128:
         return Failure(Cause.OTHER)
     lines = _without_launcher([line.rstrip() for line in without_tracker(tail) if line.strip()])
+    if (shared := _of_shared_cache(lines)) is not None:
+        return shared
     error = exception(lines)
     if error is not None:
         after = lines[error.place + 1 :]
@@ -305,6 +307,25 @@ def _of_arguments(exit_code: int, lines: Sequence[str]) -> Failure | None:
 
 
 _CORRECT = "correct trial.command, or the parameter that it gets"
+
+
+_CACHE = re.compile(
+    r"cache lockfile already exists \('(?P<locked>.*)_\d+\.lockfile'\)"
+    r"|TensorBundle at (?P<torn>.+) shard \d+ .*Checksum does not match"
+)
+
+
+def _of_shared_cache(lines: Sequence[str]) -> Failure | None:
+    """Return the failure of a script whose `tf.data` cache another process has written too."""
+    last = lines[-_MOST_LAST_WORDS:]
+    match = next(filter(None, map(_CACHE.search, last)), None)
+    if match is None or not any("IteratorGetNext" in line for line in last):
+        return None
+    words = f"another process writes the same tf.data cache, {match['locked'] or match['torn']}"
+    return Failure(Cause.OTHER, words, _OWN_CACHE)
+
+
+_OWN_CACHE = "cache into $HERMES_TRIAL_DIR, or write trial.directory: copy"
 
 
 def _of_last_words(lines: Sequence[str]) -> Failure | None:

@@ -1,7 +1,8 @@
-"""Lock files of `tf.data`'s `cache(filename)` that remain when a process ends in its first epoch.
+"""Files of `tf.data`'s `cache(filename)`: lock files of processes that ended, shared caches.
 
 TensorFlow refuses to write a cache while its lock file exists, so a stopped trial could not resume.
-A journal in the trial's folder lists the caches that its processes have begun to write.
+A journal in the trial's folder lists the caches that its processes have begun to write. A complete
+cache is read as it is, whichever process has written it.
 """
 # ruff: noqa: ANN401 - the objects of TensorFlow have no types here
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,16 @@ from hermes_ops.trial.files import Folder, Follower, append_lines, now_ms
 from hermes_ops.trial.keras.pipeline import is_pipeline, parts
 
 _JOURNAL = "caches.jsonl"
+_DATA = ("x", "validation_data")  # the arguments of `fit` that may be pipelines
 
 
 def note_caches(folder: Path, arguments: Mapping[str, Any]) -> None:
     """Note the files in which the data of a `fit` are about to be cached."""
     prefixes = {
         prefix
-        for name in ("x", "validation_data")
+        for name in _DATA
         for prefix in cache_files(arguments.get(name))
-        if not os.path.exists(f"{prefix}.index")  # else the cache is complete, and only read
+        if not _is_complete(prefix)  # else the cache is only read
     }
     lines = [
         {"prefix": prefix, "before": _locks(prefix), "begun_ms": now_ms()}
@@ -38,11 +40,47 @@ def note_caches(folder: Path, arguments: Mapping[str, Any]) -> None:
 
 def cache_files(dataset: Any) -> Iterator[str]:
     """Yield the paths at which a pipeline caches into files."""
+    return map(os.path.abspath, _cache_names(dataset))
+
+
+def _cache_names(dataset: Any) -> Iterator[str]:
     for part in parts(dataset) if is_pipeline(dataset) else ():
         if type(part).__name__ == "CacheDataset":
             name = os.fsdecode(part._filename.numpy())
             if name and "://" not in name:
-                yield os.path.abspath(name)
+                yield name
+
+
+def shared_caches(arguments: Mapping[str, Any], folder: Path, shares_directory: bool) -> str | None:
+    """Return the line that names caches of other trials; before they are noted as this trial's.
+
+    `shares_directory`: whether the working directory is not the trial's own.
+    """
+    own = {line.get("prefix") for line in Follower(folder / _JOURNAL).new()}
+    names = {
+        name
+        for argument in _DATA
+        for name in _cache_names(arguments.get(argument))
+        if _is_shared(name, own, shares_directory)
+    }
+    if not names:
+        return None
+    return (
+        f"its data are cached in files that other trials may share: {', '.join(sorted(names))}; "
+        "one that finds them complete trains on them, also if they were made by another "
+        "configuration, and of two that write them at the same time one fails. Put them into "
+        "$HERMES_TRIAL_DIR or write trial.directory: copy"
+    )
+
+
+def _is_shared(name: str, own: Collection[object], shares_directory: bool) -> bool:
+    if not os.path.isabs(name):
+        return shares_directory
+    return _is_complete(name) and name not in own
+
+
+def _is_complete(prefix: str) -> bool:
+    return os.path.exists(f"{prefix}.index")
 
 
 def release_locks(folder: Path) -> None:

@@ -311,10 +311,7 @@ def take_out_backups(arguments: MutableMapping[str, Any]) -> str | None:
 
 def shared_files(arguments: Mapping[str, Any], trial_folder: Path) -> str | None:
     """Return the line that names files which callbacks write where other trials write theirs."""
-    try:
-        if Path.cwd().is_relative_to(trial_folder):
-            return None
-    except OSError:  # it is there no more
+    if not shares_directory(trial_folder):
         return None
     files = {
         f"{type(callback).__name__} ({name})"
@@ -329,6 +326,14 @@ def shared_files(arguments: Mapping[str, Any], trial_folder: Path) -> str | None
         f"{', '.join(sorted(files))}; unless their names differ from trial to trial, put them into "
         "$HERMES_TRIAL_DIR or write trial.directory: copy"
     )
+
+
+def shares_directory(trial_folder: Path) -> bool:
+    """Tell whether other trials run in the working directory too: it is no copy of the trial's."""
+    try:
+        return not Path.cwd().is_relative_to(trial_folder)
+    except OSError:  # it is there no more
+        return False
 
 
 def _members(callbacks: Any) -> Iterator[Any]:

@@ -13,8 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hermes_ops.trial.event_channel import announce
-from hermes_ops.trial.keras.cache_locks import note_caches
-from hermes_ops.trial.keras.callback_files import shared_files, take_out_backups
+from hermes_ops.trial.keras.cache_locks import note_caches, shared_caches
+from hermes_ops.trial.keras.callback_files import (
+    shared_files,
+    shares_directory,
+    take_out_backups,
+)
 from hermes_ops.trial.keras.checkpoint_files import RAISED
 from hermes_ops.trial.keras.runtime import KerasRuntime, runtime
 from hermes_ops.trial.keras.session import FitSession, KerasBackend
@@ -32,11 +36,16 @@ def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kw
     process.ranks.check(model)
     call = inspect.signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
-    for said in (take_out_backups(call.arguments), shared_files(call.arguments, process.folder)):
+    folder = process.folder
+    for said in (
+        take_out_backups(call.arguments),
+        shared_files(call.arguments, folder),
+        shared_caches(call.arguments, folder, shares_directory(folder)),
+    ):
         if said is not None:
             process.say_once(said)
     if process.group.is_leader:
-        note_caches(process.folder, call.arguments)
+        note_caches(folder, call.arguments)
     process.fit_count += 1
     number = process.fit_count - 1
     records = process.resumed.get("records", [])

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.trial.keras.cache_locks import cache_files, note_caches, release_locks
+from hermes_ops.trial.keras.cache_locks import (
+    cache_files,
+    note_caches,
+    release_locks,
+    shared_caches,
+)
 
 
 class Part:
@@ -77,3 +82,25 @@ def test_a_cache_that_is_complete_is_not_noted() -> None:
     Path("cache.index").touch()
     note()
     assert not Path("caches.jsonl").exists()
+
+
+def said_of(name: str, *, shares_directory: bool = True) -> str:
+    data = {"x": Part(CacheDataset(name, Part())), "validation_data": None}
+    return shared_caches(data, Path(), shares_directory) or ""
+
+
+def test_a_cache_in_a_working_directory_that_trials_share_is_named() -> None:
+    assert "may share: cache;" in said_of("cache")
+    assert said_of("cache", shares_directory=False) == ""
+    assert said_of("") == said_of("gs://bucket/b") == ""
+
+
+def test_a_complete_cache_is_named_unless_this_trial_has_written_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "cache")
+    assert said_of(path) == ""
+    note(path)
+    Path(f"{path}.index").touch()
+    assert said_of(path) == ""
+    other = str(tmp_path / "other")
+    Path(f"{other}.index").touch()
+    assert f"may share: {other};" in said_of(other)

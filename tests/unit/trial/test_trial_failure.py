@@ -297,3 +297,19 @@ def test_what_was_reported_in_the_place_of_the_objective_is_named(
     assert said in ending.reason
     assert not ending.retryable
     assert no_objective(objective, "maximize", reported).remedy.count("direction") == 0
+
+
+@pytest.mark.parametrize("words", [
+    "There appears to be a concurrent caching iterator running - cache lockfile already exists "
+    "('data/train_0.lockfile'). If you are sure no other running TF computations are using this "
+    "cache prefix, delete the lockfile and re-initialize the iterator. Lockfile contents: Created "
+    "at: 1795980347",
+    "TensorBundle at data/train shard 0 (32 bytes): Checksum does not match: stored 308 vs. 177",
+])  # fmt: skip
+def test_of_two_trials_that_write_one_cache_the_one_that_fails_says_so(words: str) -> None:
+    kind = "tensorflow.python.framework.errors_impl.DataLossError: Graph execution error:"
+    lines = [*raised(kind), words, "\t [[{{node IteratorGetNext}}]] [Op:__inference_1477]"]
+    ending = judge(facts(1, lines))
+    begin = "exit code 1: another process writes the same tf.data cache, data/train: "
+    assert ending.reason.startswith(begin)
+    assert ending.retryable
