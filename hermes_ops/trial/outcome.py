@@ -99,9 +99,19 @@ def _ended_by_us(facts: SegmentFacts) -> SegmentEnding:
 def _finished(facts: SegmentFacts) -> SegmentEnding:
     if facts.objective is not None and not facts.objective_reported:
         failure = no_objective(facts.objective, facts.direction, facts.reported)
-        reason = "; ".join([f"{failure.line}: {failure.remedy}", *facts.refused[:_MOST_REFUSED]])
+        notes = facts.refused[:_MOST_REFUSED]
+        reason = "; ".join([f"{failure.line}: {failure.remedy}", *notes, *_suggestions(facts)])
         return _failed(facts, reason, failure.cause)
     return SegmentEnding(SegmentOutcome.FINISHED, "", FINISHED)
+
+
+def _suggestions(facts: SegmentFacts) -> list[str]:
+    """Return what would have the last lines read, if nothing was and the notes do not say it."""
+    from hermes_ops.trial.output.advice import LEAD, advice  # only where it is asked for
+
+    if facts.objective is None or facts.reported or any(LEAD in note for note in facts.refused):
+        return []
+    return [text for text in (advice(facts.tail, facts.objective),) if text]
 
 
 def _stopped_or_failed(facts: SegmentFacts) -> SegmentEnding:

@@ -10,6 +10,7 @@ from hermes_ops.trial.failure import likeness
 from hermes_ops.trial.output.metric_reader import ARGUMENT_NAMES, MetricReader
 from hermes_ops.trial.output.pairs import PairFinder
 
+LEAD = "Lines that look like metrics"
 _MOST = 3
 _LINE_CHARACTERS = 300
 _WORD = r"[A-Za-z][\w./@%()'-]{0,40}"
@@ -43,7 +44,7 @@ def advice(lines: Sequence[str], objective: str) -> str:
     if not best:
         return ""
     shown = "; ".join(f'"{c.line}" would be read with {c.keys}' for c in best)
-    return f"Lines that look like metrics: {shown}"
+    return f"{LEAD}: {shown}"
 
 
 def _kinds(lines: Sequence[str]) -> list[str]:

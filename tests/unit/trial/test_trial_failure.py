@@ -299,6 +299,15 @@ def test_what_was_reported_in_the_place_of_the_objective_is_named(
     assert no_objective(objective, "maximize", reported).remedy.count("direction") == 0
 
 
+def test_lines_that_look_like_the_objective_are_named_also_where_the_script_ends_soon() -> None:
+    tail = ["[LightGBM] [Info] Start training", "[12]\tvalid_0's l2: 0.266091"]
+    told = facts(0, tail, objective="l2", objective_reported=False)
+    assert judge(told).reason.endswith("would be read with objective.metric: valid_0's l2")
+    said = told._replace(refused=["no value of 'l2' so far. Lines that look like metrics: x"])
+    assert judge(said).reason.endswith("metrics: x")
+    assert "Lines" not in judge(told._replace(reported=["loss"])).reason
+
+
 @pytest.mark.parametrize("words", [
     "There appears to be a concurrent caching iterator running - cache lockfile already exists "
     "('data/train_0.lockfile'). If you are sure no other running TF computations are using this "
