@@ -9,7 +9,7 @@ import importlib
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hermes_ops.trial.event_channel import announce
@@ -86,6 +86,8 @@ def _train(
     number, resume = process.fit_count - 1, process.resume
     here = resume is not None and resume.header["fit"] == number and not resume.header["final"]
     model = next(iter(arguments.values()))
+    if here and resume is not None:
+        _count_as_before(process, arguments, resume.header)
     session = FitSession(process, backend, model, arguments, resume if here else None)
     session.is_repeated = number < len(process.resumed.get("records", []))
     start = session.first_epoch
@@ -103,6 +105,30 @@ def _train(
     if callable(before) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)
     return result
+
+
+def _count_as_before(
+    process: KerasRuntime, arguments: dict[str, Any], header: Mapping[str, Any]
+) -> None:
+    """Let a resumed fit count its epochs from where it began, to where it was to end.
+
+    A script that resumes its training by itself begins at a later epoch, or asks for those that
+    are left. More epochs than before are another limit. With another number of processes the
+    epochs may be shared out among them.
+    """
+    first, epochs = (int(arguments.get(name) or 0) for name in ("initial_epoch", "epochs"))
+    first_before, epochs_before = header.get("first_epoch", first), header.get("epochs", epochs)
+    is_shorter = epochs < epochs_before and header.get("size", 1) == process.group.size
+    if first == first_before and not is_shorter:
+        return
+    arguments["initial_epoch"] = first_before
+    if is_shorter:
+        arguments["epochs"] = epochs_before
+    process.say_once(
+        f"the script resumes its training by itself too: this fit is called for the epochs {first} "
+        f"to {epochs}, and was for {first_before} to {epochs_before}. It goes on where it was "
+        "stopped, and ends where it was to end"
+    )
 
 
 def _call(

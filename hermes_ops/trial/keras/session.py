@@ -460,6 +460,8 @@ class FitSession:
         started_s = time.monotonic()
         header = {
             "fit": self.number,
+            "first_epoch": self.first_epoch,
+            "epochs": self.epochs,
             "epoch": self.epoch,
             "batch": batch,
             "batches": self.backend.batches(self),

@@ -246,6 +246,46 @@ def test_calls_of_fit_that_the_limit_of_epochs_cuts_off_or_leaves_out_are_told_o
 
 
 @pytest.mark.usefixtures("_keras")
+@pytest.mark.parametrize("way", ["begins later", "asks for the rest"])
+def test_a_script_that_resumes_by_itself_too_has_the_steps_and_epochs_of_an_unbroken_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], way: str
+) -> None:
+    def train(trial: Trial, die_at: int | None) -> list[Any] | None:
+        own = trial.folder / "own"
+
+        def die(epoch: int) -> None:
+            own.write_text(str(max(done, epoch + 1)))
+            if epoch == die_at:
+                raise KilledError
+
+        def call() -> list[Any]:
+            np.random.seed(3)
+            model = Model()
+            spans = {"begins later": (done, 6), "asks for the rest": (0, 6 - done)}
+            arguments = {"initial_epoch": spans[way][0], "epochs": spans[way][1], "callbacks": die}
+            history = fit.run_fit(KerasBackend(), Model.fit, model, (), arguments)
+            return [history.history, history.epoch, history.params]
+
+        done = int(own.read_text()) if own.exists() else 0
+        return trial.run(call)
+
+    whole, trial = Trial(tmp_path / "whole"), Trial(tmp_path / "trial")
+    expected = train(whole, None)
+    assert "resumes its training by itself" not in capfd.readouterr().out
+    assert train(trial, 2) is None
+    assert train(trial, 4) is None
+    assert train(trial, None) == expected
+    assert "resumes its training by itself too" in capfd.readouterr().out
+    curves = [_curve(each.folder) for each in (whole, trial)]
+    assert curves[0] == curves[1]
+
+
+def _curve(folder: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return sorted((line["step"], line["value"]) for line in lines)
+
+
+@pytest.mark.usefixtures("_keras")
 def test_a_state_that_cannot_be_read_is_no_reason_to_go_on_wrongly(tmp_path: Path) -> None:
     trial = Trial(tmp_path)
     assert trial.segment((10, 0)) is None
