@@ -67,7 +67,7 @@ class MetricReader:
         self._is_replay = is_replay  # the script prints again what it printed between its fits
         self._counts: dict[str, int] = {}
         self._names: set[str] = set()
-        self._arguments = ArgumentFilter(parameters, self._others)
+        self._arguments = ArgumentFilter(parameters, self._others, stored or ())
         self._max_epochs = max_epochs
         self._reached = reached  # the highest step of the objective so far
         self.step_offset = step_offset  # of a trial that an earlier version has begun
@@ -301,12 +301,19 @@ class ArgumentFilter:
     with the objective that looks like arguments (`Namespace(…)`, `epochs`, `seed`, parameters of
     the sweep) counts once another one with the same names has come; a line of another kind that
     holds the objective shows that it was none. `dropped` are such lines that were not counted.
+    `stored` are the names that earlier segments of the trial have read: no arguments.
     """
 
-    def __init__(self, parameters: Collection[str], asked: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        parameters: Collection[str],
+        asked: Collection[str] = (),
+        stored: Collection[str] = (),
+    ) -> None:
         names = {name.lower() for name in parameters}
         self._names = ARGUMENT_NAMES | (names - _SHOWN_WITH_METRICS)
         self._asked = asked  # metrics that the sweep file names, beside the objective
+        self._stored = stored
         self._held: dict[frozenset[str], list[FoundValue]] = {}
         self._suspect: list[FoundValue] = []
         self._begun = False
@@ -314,12 +321,19 @@ class ArgumentFilter:
 
     def pass_on(self, values: Sequence[FoundValue]) -> list[FoundValue]:
         """Return the values of a line that count now, and those held back that it confirms."""
-        if self._begun or not values:
-            return list(values)
+        if not values:
+            return []
+        if self._begun:
+            return [*self._confirmed(values), *values]
         if any(f.source.has_objective for f in values):
             return self._with_objective(values)
         named = [f for f in values if f.name in self._asked and self._is_sure(f)]
         return named + self._without_objective([f for f in values if f not in named])
+
+    def _confirmed(self, values: Sequence[FoundValue]) -> list[FoundValue]:
+        """Return the line that was held back before the objective came, if this is its second."""
+        before = self._held.pop(values[0].source.names, [])
+        return before if before and before[0].step != values[0].step else []
 
     def _with_objective(self, values: Sequence[FoundValue]) -> list[FoundValue]:
         source = values[0].source
@@ -349,6 +363,8 @@ class ArgumentFilter:
             return []
         names, step = values[0].source.names, values[0].step
         before = self._held.get(names)
+        if before is None and all(f.name in self._stored for f in values):
+            self._held[names] = before = []
         if before is None:
             if sum(map(len, self._held.values())) < _MOST_HELD:
                 self._held[names] = list(values)

@@ -105,6 +105,19 @@ def test_an_argument_is_no_metric_even_if_it_has_a_step_and_comes_again(line: st
     assert [m for _ in range(2) for m in reader.read(line)] == []
 
 
+def test_the_first_line_of_a_metric_counts_too_where_the_objective_comes_in_between() -> None:
+    reader = MetricReader("val_loss", None, 0)
+    lines = ["epoch 1: lr=0.1", "epoch 1: val_loss=2", "epoch 2: lr=0.2"]
+    found = [(m.name, m.step, m.value) for line in lines for m in reader.read(line)]
+    assert found == [("val_loss", 1, 2.0), ("lr", 1, 0.1), ("lr", 2, 0.2)]
+
+
+def test_what_an_earlier_segment_has_read_is_no_argument_of_the_next_one() -> None:
+    resumed = MetricReader("val_loss", None, 3, stored={"val_loss": 3, "lr": 3})
+    assert [m.step for m in resumed.read("epoch 4: lr=0.4")] == [4]
+    assert resumed.read("epochs=9 step=4 lr=0.1 seed=3") == []
+
+
 def test_a_format_of_metrics_that_looks_like_arguments_is_one_when_it_comes_again() -> None:
     lines = [f"epoch={e} epochs=5 lr=0.1 val_loss={1 / e}" for e in (1, 2, 4)]
     assert points(*lines) == [(1.0, 1), (0.5, 2), (0.25, 4)]
