@@ -548,3 +548,25 @@ print("weights", keras.backend.backend(), [round(float(np.abs(w).sum()), 4)
     for w in network.get_weights()], flush=True)
 """
 )
+
+# Files in another order in each epoch, and their lines mixed; in two rounds if ROUNDS is set.
+STACKED = (
+    PREAMBLE
+    + SEEDED
+    + MODEL
+    + """
+x, y = data()
+def pipeline(first, last):
+    count = (last - first) // 4
+    shards = tf.data.Dataset.range(4).shuffle(4, seed=1)
+    def rows(shard):
+        begin = first + tf.cast(shard, tf.int32) * count
+        return tf.data.Dataset.from_tensor_slices((x, y)).skip(
+            tf.cast(begin, tf.int64)).take(count)
+    lines = shards.interleave(rows, cycle_length=2, num_parallel_calls=2).shuffle(8, seed=2)
+    return lines.repeat(2) if os.environ.get("ROUNDS") else lines
+network = model()
+network.fit(pipeline(0, 128).batch(16), validation_data=pipeline(128, 160).batch(8), epochs=5,
+    verbose=0, callbacks=[Signal()])
+"""
+)

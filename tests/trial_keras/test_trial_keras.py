@@ -127,6 +127,19 @@ def test_a_stopped_and_resumed_trial_has_the_same_curve(
     assert 0 < run.status["tensor_skew"] <= 1
 
 
+@pytest.mark.parametrize("rounds", ["", "2"])
+def test_files_and_lines_that_are_both_shuffled_go_on_in_the_same_order(
+    tmp_path: Path, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, rounds: str
+) -> None:
+    monkeypatch.setenv("ROUNDS", rounds)
+    whole = Run(tmp_path, "whole", interpreter, scripts.STACKED)
+    assert whole.segment() == 0, whole.output
+    run = Run(tmp_path, "run", interpreter, scripts.STACKED)
+    assert run.segment("TERM:0:2:3") == 75, run.output
+    assert run.segment() == 0, run.output
+    assert_same(run, whole)
+
+
 @pytest.mark.parametrize("data", ["arrays", "pipeline"])
 def test_an_epoch_goes_on_at_the_same_share_with_batches_of_another_size(
     tmp_path: Path, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, data: str

@@ -13,8 +13,10 @@ from typing import Any
 
 from hermes_ops.trial.keras.fit import report_own_loops, run_fit, running, wrap_callbacks
 from hermes_ops.trial.keras.pipeline import (
+    ALL,
     Permutations,
     batch_size_of,
+    draws_to_count,
     is_repeatable,
     seeded,
     why_not_repeatable,
@@ -125,8 +127,17 @@ def _repeat_evaluations(session: FitSession, source: Any, epochs: Any) -> None:
     """Make the iterators of the validations before the stop: shuffles count them."""
     done = session.evaluations_before()
     if type(source._adapter).__name__ == "DatasetAdapter":
-        for _ in range(done):
-            collections.deque(epochs(source), maxlen=0)
+        _repeat_validations(source, epochs, done)
+
+
+def _repeat_validations(source: Any, epochs: Any, count: int) -> None:
+    for _ in range(count):
+        for _, iterator in epochs(source):
+            _draw(iterator, min(_draws_to_count(source), source._inferred_steps or 1))
+
+
+def _draws_to_count(source: Any) -> int:
+    return draws_to_count(getattr(source._adapter, "_dataset", None))
 
 
 def _begin_pipeline(session: FitSession, draw: bool, again: bool) -> None:
@@ -143,6 +154,8 @@ def _repeat_epoch(session: FitSession, source: Any, iterator: Any, epoch: int, d
     again, pipeline = source._adapter.should_recreate_iterator(), session.state.pipeline
     if draw and (not again or (pipeline.has_random_cache and epoch == session.first_epoch)):
         _draw(iterator, source._inferred_steps or 0)
+    elif draw:
+        _draw(iterator, min(_draws_to_count(source), source._inferred_steps or 1))
     if epoch + 1 == session.resume_epoch:
         if again:
             pipeline.put_back_start()
@@ -244,8 +257,8 @@ class Keras2:
                 model=model,
                 steps_per_execution=model._steps_per_execution,
             )
-            for _ in range(session.evaluations_before()):
-                collections.deque(source.enumerate_epochs(), maxlen=0)
+            epochs = type(source).enumerate_epochs
+            _repeat_validations(source, epochs, session.evaluations_before())
 
     def _repeat_training(self, session: FitSession) -> None:
         """Create the iterators of the epochs; the first one exists already."""
@@ -256,8 +269,9 @@ class Keras2:
         pipeline.put_back_first()
         for epoch in range(session.first_epoch, session.resume_epoch):
             iterator = iter(source._dataset)
-            if pipeline.has_random_cache and epoch == session.first_epoch:
-                collections.deque(iterator, maxlen=0)
+            is_first = pipeline.has_random_cache and epoch == session.first_epoch
+            left = ALL if is_first else draws_to_count(dataset)
+            collections.deque(itertools.islice(iterator, left), maxlen=0)
 
     def build(self, session: FitSession) -> bool:
         """Trace the training step, which makes every variable that it uses."""

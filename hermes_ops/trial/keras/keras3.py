@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from hermes_ops.trial.keras.fit import report_own_loops, run_fit, running, wrap_callbacks
 from hermes_ops.trial.keras.pipeline import (
+    ALL,
     Permutations,
     batch_size_of,
+    draws_to_count,
     is_repeatable,
     seeded,
     why_not_repeatable,
@@ -145,15 +149,21 @@ def _repeat_evaluations(session: FitSession, source: Any, enumerate_iterator: An
 
 
 def _repeat_epoch(session: FitSession, source: Any, steps: Iterator[Any], draws: bool) -> None:
-    if source.steps_per_epoch is None and source._num_batches is None:
+    left = ALL if draws else draws_to_count(getattr(source.data_adapter, "_dataset", None))
+    # Keras makes one iterator more after an epoch, but not where it has found its end by itself.
+    if source.steps_per_epoch is None and source.data_adapter.num_batches is None:
         _, _, iterator = next(steps)
-        _draw(iterator, session.resume_batches or 0 if draws else 0)
+        if source is session.source:
+            left = min(left, max(1, session.resume_batches or 0))
+        collections.deque(itertools.islice(iterator, left), maxlen=0)
         steps.close()  # type: ignore[attr-defined]  # a generator
         if source is session.source:
             source._num_batches, source._current_iterator = session.resume_batches, None
         return
     for _, _, iterator in steps:
-        _draw(iterator, source.steps_per_execution if draws else 0)
+        count = min(left, source.steps_per_execution)
+        _draw(iterator, count)
+        left -= count
 
 
 def _draw(iterator: Any, count: int) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -105,6 +106,31 @@ def _is_random(part: Any) -> bool:
         or bool(captured_by(functions))
         or any(op in _RANDOM_OPS for function in functions for op, _ in _operations(function))
     )
+
+
+ALL = sys.maxsize
+"""More batches than an epoch has."""
+
+
+def draws_to_count(dataset: Any) -> int:
+    """Return how many batches of an epoch have to be drawn for every shuffle to count that epoch.
+
+    A shuffle counts the iterators that are made of it. Most are made with the iterator of the whole
+    pipeline: 0. But a shuffle makes that of its input for its first element: 1; a repetition makes
+    one for each round, and a concatenation that of its second part after the first: all.
+    """
+    most = 0
+    for part in parts(dataset) if is_pipeline(dataset) else ():
+        kind = type(part).__name__
+        if any(_counts(below) for one in part._inputs() for below in parts(one)):
+            if "Concatenate" in kind or ("Repeat" in kind and int(part._count) != 1):
+                return ALL
+            most = max(most, int("Shuffle" in kind))
+    return most
+
+
+def _counts(part: Any) -> bool:
+    return _draws_by_seed(part) and getattr(part, "_reshuffle_each_iteration", True) is not False
 
 
 def batch_size_of(dataset: Any) -> int | None:

@@ -40,6 +40,7 @@ class TFDatasetAdapter:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
+        self.num_batches: int | None = 2
 
 
 class Source:
@@ -74,6 +75,7 @@ class Handler:
 
     def __init__(self, x: Any, **_: Any) -> None:
         self._adapter, self._dataset = DatasetAdapter(x), x
+        self._inferred_steps = 2
 
     def enumerate_epochs(self) -> Iterator[Any]:
         iter(self._dataset)
@@ -101,6 +103,14 @@ def test_the_datasets_of_a_fit_that_is_not_run_again_have_had_as_many_iterators(
     train, validation = Dataset(), Dataset()
     Keras3().repeat_fit(session(Source(train), validation))
     assert (train.iterators, validation.iterators) == (6, 6)
+
+
+def test_an_epoch_whose_end_keras_finds_by_itself_has_had_one_iterator() -> None:
+    train, validation = Dataset(), Dataset()
+    source = Source(train)
+    source.data_adapter.num_batches = None  # TensorFlow does not know it
+    Keras3().repeat_fit(session(source, validation))
+    assert train.iterators == 3
 
 
 def test_so_it_is_under_keras_2_whose_fit_has_made_the_first_one_already() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.trial.keras.pipeline import why_not_repeatable
+from hermes_ops.trial.keras.pipeline import ALL, draws_to_count, why_not_repeatable
 
 
 class Dataset:
@@ -75,3 +75,45 @@ def test_a_random_operation_without_a_seed_keeps_no_order() -> None:
     assert reason == "a random operation in its tf.data pipeline has no seed"
     random.attr["seed"] = SimpleNamespace(i=3)
     assert why_not_repeatable(Dataset(random)) is None
+
+
+class Stage(Dataset):
+    """A part of a pipeline with what it is made of."""
+
+    def __init__(self, *inputs: Dataset, count: int = 1) -> None:
+        super().__init__()
+        self._below, self._count = list(inputs), count
+
+    def _inputs(self) -> list[Any]:
+        return self._below
+
+
+class BatchDataset(Stage):
+    pass
+
+
+class RepeatDataset(Stage):
+    pass
+
+
+class ConcatenateDataset(Stage):
+    pass
+
+
+class ShuffleDataset(Stage):
+    def __init__(self, *inputs: Dataset, reshuffles: bool = True) -> None:
+        super().__init__(*inputs)
+        self._seed, self._seed2, self._reshuffle_each_iteration = 1, 2, reshuffles
+
+
+def test_as_many_batches_are_drawn_as_it_takes_until_all_shuffles_count_an_epoch() -> None:
+    files = ShuffleDataset(Stage())
+    once = ShuffleDataset(Stage(), reshuffles=False)
+    assert draws_to_count(BatchDataset(BatchDataset(files))) == 0
+    assert draws_to_count(BatchDataset(ShuffleDataset(BatchDataset(files)))) == 1
+    assert draws_to_count(ShuffleDataset(once)) == 0
+    assert draws_to_count(RepeatDataset(files, count=2)) == ALL
+    assert draws_to_count(RepeatDataset(files)) == 0
+    assert draws_to_count(ShuffleDataset(RepeatDataset(Stage(), count=2))) == 0
+    assert draws_to_count(BatchDataset(ConcatenateDataset(Stage(), files))) == ALL
+    assert draws_to_count([1, 2]) == 0
