@@ -86,13 +86,17 @@ class HermesTrialOperator(BaseOperator):
         return self._process(segment_run, sweep)
 
     def _process(self, segment_run: SegmentRun, sweep: str) -> LocalSegment:
-        """Return the prestarted process if it has the same lease and variables, else a new one."""
+        """Return the prestarted process if it has the same lease and variables, else a new one.
+
+        The GPUs are of the lease's pool, also if that of the DAG has been edited since.
+        """
+        lease = segment_run.lease
         new = LocalSegment(
-            segment_run.lease,
+            lease,
             segment_run.folder,
             sweep,
             self.number,
-            str(self.pool),
+            lease.pool or str(self.pool),
             self.log.info,
         )
         prestarted = self._prestarted

@@ -569,23 +569,28 @@ def test_a_trial_whose_process_cannot_be_made_ready_fails_with_the_reason(
     assert "does not exist: correct trial.directory" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("of_lease", "options"),
-    [({"pool": "others"}, {}), ({}, {"mlflow_conn_id": "mlflow"}), ({}, {"storage_conn_id": "s3"})],
-)
-def test_a_process_made_ready_for_another_pool_or_without_connections_gives_way(
-    of_lease: dict[str, Any],
+@pytest.mark.parametrize("options", [{"mlflow_conn_id": "mlflow"}, {"storage_conn_id": "s3"}])
+def test_a_process_made_ready_without_the_variables_of_connections_gives_way(
     options: dict[str, Any],
     tmp_path: Path,
     launched: list[LocalSegment],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hermes_ops.airflow.trial.trial_task.Connections.enter", lambda _: None)
-    own = replace(granted(tmp_path), **of_lease)
+    own = granted(tmp_path)
     folder = enter(DictStore({LEASE_KEY: encode(own)}), own, **options)
     first, second = launched
     assert (first.wait(0.0), second.wait(0.0)) == (-15, 3)
     assert len(folder.segments()) == 1
+
+
+@pytest.mark.parametrize("is_prestarted", [False, True])
+def test_a_process_locks_gpus_of_the_leases_pool_though_that_of_the_dag_was_edited(
+    is_prestarted: bool, tmp_path: Path, launched: list[LocalSegment]
+) -> None:
+    own = replace(granted(tmp_path), pool="others")
+    enter(DictStore({LEASE_KEY: encode(own)}), own if is_prestarted else None)
+    assert [segment.pool for segment in launched] == ["others"]
 
 
 class StoreThatRefusesTheFirst(DictStore):
