@@ -50,7 +50,8 @@ from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.folders import write_notice
 from hermes_ops.airflow.hosts import Host
 from hermes_ops.airflow.machines import MachineSlots, queue_of
-from hermes_ops.airflow.metadata import Metadata, TaskRank
+from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.metadata_rows import TaskRank
 from hermes_ops.airflow.records import AIRFLOW_TAG, HELD_POOL_SLOTS, CloseRecord, Lease, Notice
 from hermes_ops.core.model import (
     Action,

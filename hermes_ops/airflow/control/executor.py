@@ -51,7 +51,8 @@ from hermes_ops.airflow.control.reconcile import (
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder, write_lease, write_stop_flag
-from hermes_ops.airflow.metadata import Metadata, TaskRank
+from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.metadata_rows import TaskRank
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     HELD_POOL_SLOTS,

@@ -18,7 +18,7 @@ from math import ceil, inf
 from hermes_ops.airflow.clock_steps import SETTLED_S
 from hermes_ops.airflow.control.trial_state import READY_STATES, TrialRecords
 from hermes_ops.airflow.folders import StatusFile, TrialFolder, read_start, with_start
-from hermes_ops.airflow.metadata import TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import TaskInstanceRow
 from hermes_ops.airflow.records import Lease, SegmentRecord, SegmentStart
 from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
 from hermes_ops.config.render import own_batch

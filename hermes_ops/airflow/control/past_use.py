@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from hermes_ops.airflow.control.sweep_state import owner
 from hermes_ops.airflow.dag_teams import dag_teams
-from hermes_ops.airflow.metadata import Metadata, RunRow
+from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.metadata_rows import RunRow
 from hermes_ops.airflow.records import SegmentRecord, SweepRecord, decode
 from hermes_ops.config.pool_quota import PoolQuota
 from hermes_ops.core.decayed_use import DecayedUse

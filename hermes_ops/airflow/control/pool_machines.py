@@ -10,7 +10,7 @@ from hermes_ops.airflow.clock_steps import is_due
 from hermes_ops.airflow.control.machine_watch import Absence, MachineWatch
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.machines import MachineSlots
-from hermes_ops.airflow.metadata import OCCUPYING
+from hermes_ops.airflow.metadata_rows import OCCUPYING
 
 RECHECK_S = 10.0
 """Seconds after which the pool's slots are set again: a person may have changed them."""

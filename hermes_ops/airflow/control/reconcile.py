@@ -24,7 +24,7 @@ from hermes_ops.airflow.control.trial_state import (
     is_on_wrong_host,
 )
 from hermes_ops.airflow.machines import queue_of
-from hermes_ops.airflow.metadata import OCCUPYING, TaskRank
+from hermes_ops.airflow.metadata_rows import OCCUPYING, TaskRank
 from hermes_ops.airflow.records import HELD_POOL_SLOTS, CloseRecord, Lease
 from hermes_ops.core.model import JobId, Phase
 

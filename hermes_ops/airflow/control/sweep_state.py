@@ -26,7 +26,8 @@ from hermes_ops.airflow.dag_teams import dag_teams
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.machines import MachineSlots
-from hermes_ops.airflow.metadata import Metadata, PoolRow, RunRow
+from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.metadata_rows import PoolRow, RunRow
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     LEASE_KEY,

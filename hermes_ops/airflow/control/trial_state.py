@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hermes_ops.airflow.hosts import WRONG_HOST
-from hermes_ops.airflow.metadata import OCCUPYING, TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import OCCUPYING, TaskInstanceRow
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.airflow.identity import REPORT_TASK, group_of, in_group
-from hermes_ops.airflow.metadata import PastRun
+from hermes_ops.airflow.metadata_rows import PastRun
 from hermes_ops.airflow.page.access import Reader
 from hermes_ops.airflow.page.pool_view import PageSources
 from hermes_ops.airflow.records import SweepRecord, decode

@@ -32,7 +32,8 @@ from hermes_ops.airflow.explanation import (
     trouble_line,
 )
 from hermes_ops.airflow.machines import MachineSlots
-from hermes_ops.airflow.metadata import Metadata, PoolRow
+from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.metadata_rows import PoolRow
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.progress import ProgressCache
 from hermes_ops.airflow.page.usage_view import UsageReader

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.airflow.control.decisions import read_before
-from hermes_ops.airflow.metadata import PastRun
+from hermes_ops.airflow.metadata_rows import PastRun
 from hermes_ops.airflow.page.access import Reader
 from hermes_ops.airflow.page.history import SweepRow, sweep_row
 from hermes_ops.airflow.page.pool_view import PageSources, PoolView, decision_row

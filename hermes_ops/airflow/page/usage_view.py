@@ -26,7 +26,8 @@ from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.trial_timelines import fetch_trial_timelines
 
 if TYPE_CHECKING:
-    from hermes_ops.airflow.metadata import Metadata, PastRun
+    from hermes_ops.airflow.metadata import Metadata
+    from hermes_ops.airflow.metadata_rows import PastRun
     from hermes_ops.config.pool_quota import PoolQuota
     from hermes_ops.tracking import Tracker
     from hermes_ops.tracking.trial_timelines import TrialTimeline

@@ -14,7 +14,7 @@ from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import RequestPool
 from hermes_ops.airflow.control.sweep_state import SweepSpec, SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow, TaskRank
+from hermes_ops.airflow.metadata_rows import RunRow, TaskInstanceRow, TaskRank
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     CloseRecord,

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepState
 from hermes_ops.airflow.dag_teams import dag_teams
-from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import RunRow, TaskInstanceRow
 from hermes_ops.config.pool_quota import PoolQuota, parse_quota
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.builders import row, run_row

@@ -27,7 +27,7 @@ from hermes_ops.airflow.explanation import absence_line, away_lines
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.hosts import WRONG_HOST
 from hermes_ops.airflow.machines import MachineSlots, mismatch, on_this_machine
-from hermes_ops.airflow.metadata import PoolRow
+from hermes_ops.airflow.metadata_rows import PoolRow
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, SegmentRecord, decode, encode
 from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.operator import HermesTrialOperator

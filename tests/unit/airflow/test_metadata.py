@@ -19,7 +19,8 @@ from sqlalchemy import create_engine, event, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Engine
 
-from hermes_ops.airflow.metadata import Metadata, PoolRow, StoredKey, TaskRank
+from hermes_ops.airflow.metadata import Metadata
+from hermes_ops.airflow.metadata_rows import PoolRow, StoredKey, TaskRank
 from hermes_ops.airflow.records import Lease, decode, encode
 from hermes_ops.airflow.state_store import divided
 from hermes_ops.errors import Unavailable, Unsupported

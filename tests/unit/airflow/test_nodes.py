@@ -9,7 +9,7 @@ import pytest
 from hermes_ops.airflow.control.sweep_state import usable_gpus
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.hosts import NODES_VARIABLE, leased_nodes, node_names, node_of_each
-from hermes_ops.airflow.metadata import PoolRow
+from hermes_ops.airflow.metadata_rows import PoolRow
 from hermes_ops.core.model import Snapshot
 from hermes_ops.errors import HermesError
 from tests.unit.airflow.builders import lease, row, segment, sweep_with

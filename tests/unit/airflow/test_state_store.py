@@ -15,7 +15,7 @@ from hermes_ops.airflow.control.cleanup.state_retention import (
     PlanValueRetention,
     StateRetention,
 )
-from hermes_ops.airflow.metadata import StoredKey
+from hermes_ops.airflow.metadata_rows import StoredKey
 from hermes_ops.airflow.records import CONFIG_XCOM
 from hermes_ops.airflow.state_store import KeyValues, LastingStore, refused_setting, write_record
 from hermes_ops.airflow.sweep.ended_sweep import NUMBERS_XCOM, plan_values

@@ -24,7 +24,8 @@ from hermes_ops.errors import HermesError, Unavailable
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.airflow.control.sweep_state import SweepState
-    from hermes_ops.airflow.metadata import Metadata, StoredKey
+    from hermes_ops.airflow.metadata import Metadata
+    from hermes_ops.airflow.metadata_rows import StoredKey
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from hermes_ops.tracking.runs import RUN_STATUS
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.airflow.control.sweep_state import SweepSpec, SweepState
-    from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow
+    from hermes_ops.airflow.metadata_rows import RunRow, TaskInstanceRow
     from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from hermes_ops.airflow.control.cluster import AirflowCluster
 from hermes_ops.airflow.control.controller import Controller
 from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.feeds import CurveFeed
-from hermes_ops.airflow.metadata import PastRun, PoolRow, RunRow, TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import PastRun, PoolRow, RunRow, TaskInstanceRow
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.builders import Journal
 

@@ -23,7 +23,7 @@ from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.airflow.control.sweep_state import usable_gpus
 from hermes_ops.airflow.explanation import problem_lines
-from hermes_ops.airflow.metadata import PoolRow, RunRow
+from hermes_ops.airflow.metadata_rows import PoolRow, RunRow
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, STOP_KEY, CloseRecord, encode
 from hermes_ops.core.model import Phase, Plan, Snapshot
 from hermes_ops.errors import ConfigError, HermesError

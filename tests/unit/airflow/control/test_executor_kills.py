@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import IMPOSSIBLE, TrialRecords, TrialState
-from hermes_ops.airflow.metadata import TaskInstanceRow, TaskRank
+from hermes_ops.airflow.metadata_rows import TaskInstanceRow, TaskRank
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,

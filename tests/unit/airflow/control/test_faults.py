@@ -24,7 +24,7 @@ from hermes_ops.airflow.control.feeds import CurveFeed
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.airflow.control.sweep_state import SweepSpec
-from hermes_ops.airflow.metadata import PoolRow, RunRow, TaskInstanceRow, TaskRank
+from hermes_ops.airflow.metadata_rows import PoolRow, RunRow, TaskInstanceRow, TaskRank
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     HELD_POOL_SLOTS,

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hermes_ops.airflow.control.policy_settings import PolicySettings
-from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import RunRow, TaskInstanceRow
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
     HELD_POOL_SLOTS,

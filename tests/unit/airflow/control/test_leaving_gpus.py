@@ -11,7 +11,7 @@ import pytest
 
 from hermes_ops.airflow.control.sweep_state import SweepState, pool_snapshot
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.metadata import PoolRow, RunRow, TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import PoolRow, RunRow, TaskInstanceRow
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, CloseRecord, encode
 from hermes_ops.config.pool_quota import parse_quota
 from hermes_ops.core.decayed_use import DecayedUse

@@ -13,7 +13,7 @@ from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
-from hermes_ops.airflow.metadata import OCCUPYING, TaskInstanceRow, TaskRank
+from hermes_ops.airflow.metadata_rows import OCCUPYING, TaskInstanceRow, TaskRank
 from hermes_ops.airflow.records import (
     LEASE_KEY,
     STOP_KEY,

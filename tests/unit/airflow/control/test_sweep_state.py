@@ -8,7 +8,7 @@ import pytest
 from hermes_ops.airflow.control import sweep_state
 from hermes_ops.airflow.control.sweep_state import RunningSweeps, SweepSpec, SweepState, owner
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.metadata import RunRow, TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import RunRow, TaskInstanceRow
 from hermes_ops.airflow.records import CloseRecord, encode
 from hermes_ops.config.pool_quota import parse_quota
 from hermes_ops.core.model import Phase

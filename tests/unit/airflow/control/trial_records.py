@@ -13,7 +13,7 @@ from hermes_ops.airflow.control.trial_state import (
     TrialRecords,
     TrialState,
 )
-from hermes_ops.airflow.metadata import OCCUPYING
+from hermes_ops.airflow.metadata_rows import OCCUPYING
 from hermes_ops.airflow.records import HELD_POOL_SLOTS, Lease, SegmentRecord, StopFlag
 from tests.unit.airflow.builders import flag, lease, row, segment, ti_id
 

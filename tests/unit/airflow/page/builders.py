@@ -12,7 +12,7 @@ from typing import Any
 
 from hermes_ops.airflow.control.decisions import DecisionLog, decision
 from hermes_ops.airflow.control.pool_file import view_path
-from hermes_ops.airflow.metadata import PastRun, PoolRow, RunRow, TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import PastRun, PoolRow, RunRow, TaskInstanceRow
 from hermes_ops.airflow.page.pool_view import PageSources
 from hermes_ops.airflow.page.progress import ProgressCache
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, encode

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.pool_file import view_path
-from hermes_ops.airflow.metadata import PoolRow, RunRow
+from hermes_ops.airflow.metadata_rows import PoolRow, RunRow
 from hermes_ops.airflow.page import APP, VIEW, LazyApp
 from hermes_ops.airflow.page.access import UNSEEN
 from hermes_ops.tracking import LatestMetric

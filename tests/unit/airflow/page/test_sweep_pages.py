@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hermes_ops.airflow.metadata import PastRun, RunRow
+from hermes_ops.airflow.metadata_rows import PastRun, RunRow
 from hermes_ops.core.secondary_metrics import SecondaryMetric
 from hermes_ops.errors import Refused
 from tests.unit.airflow.builders import SWEEP, sweep_record

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.quota_settings import QuotaSettings
-from hermes_ops.airflow.metadata import PastRun
+from hermes_ops.airflow.metadata_rows import PastRun
 from hermes_ops.airflow.page import usage_view
 from hermes_ops.config.pool_quota import parse_quota
 from hermes_ops.errors import Unavailable

@@ -19,7 +19,7 @@ from hermes_ops.airflow.control.cleanup.janitor import (
 from hermes_ops.airflow.control.cleanup.sweep_end import due_end
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder
-from hermes_ops.airflow.metadata import RunRow
+from hermes_ops.airflow.metadata_rows import RunRow
 from hermes_ops.airflow.records import CLOSED_TAG, REACHED_TAG, CloseRecord
 from hermes_ops.config.sections import WEEK_S
 from tests.unit.airflow.builders import (

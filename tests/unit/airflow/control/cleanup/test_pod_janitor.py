@@ -15,7 +15,7 @@ from hermes_ops.airflow.control.cleanup.pod_janitor import PERIOD_S, Opened, Pod
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import pod_file
-from hermes_ops.airflow.metadata import RunRow
+from hermes_ops.airflow.metadata_rows import RunRow
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.kubernetes import PodView, Rejected
 from hermes_ops.kubernetes.orphan_pods import CLEARING_S, ORPHAN_GRACE_S

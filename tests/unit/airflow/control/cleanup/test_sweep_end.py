@@ -16,7 +16,7 @@ from hermes_ops.airflow.control.cleanup.sweep_end import (
 )
 from hermes_ops.airflow.control.sweep_state import SweepSpec, SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.metadata import RunRow
+from hermes_ops.airflow.metadata_rows import RunRow
 from hermes_ops.airflow.records import CloseRecord, SweepRecord, encode
 from hermes_ops.errors import Unavailable
 from tests.unit.airflow.builders import (
