@@ -97,6 +97,21 @@ def test_no_file_at_the_top_level_is_left_over_from_a_run_of_something() -> None
     assert "README.md" in tops
 
 
+def test_modules_and_functions_are_as_short_as_contributing_says() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    most = re.search(r"Functions up to (\d+) lines, modules up to (\d+)", text)
+    assert most is not None
+    long = []
+    for path in sorted((ROOT / "hermes_ops").rglob("*.py")):
+        source = path.read_text("utf-8")
+        long += [name_of(path)] if source.count("\n") > int(most[2]) else []
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                lines = node.end_lineno - node.lineno + 1
+                long += [f"{name_of(path)}: {node.name}"] if lines > int(most[1]) else []
+    assert long == []
+
+
 # -- links ---------------------------------------------------------------------------------------
 
 
