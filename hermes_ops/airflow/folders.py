@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hermes_ops.airflow.records import (
+    CorrectedStart,
     Lease,
     Notice,
     SegmentRecord,
-    SegmentStart,
     StopFlag,
     decode,
     encode,
@@ -35,7 +35,7 @@ from hermes_ops.trial.locks import BusyError, lock_file
 # same machine or volume reads them before Airflow's store has answered. The triggerer, which may
 # hold the trial's pod, cannot reach that store at all. A lease from here prestarts a process, no
 # more: the script begins once Airflow's record says the same.
-R = TypeVar("R", Lease, StopFlag, Notice, SegmentStart)
+R = TypeVar("R", Lease, StopFlag, Notice, CorrectedStart)
 
 
 def home() -> Path:
@@ -343,7 +343,7 @@ def read_lease(folder: TrialFolder) -> Lease | None:
     return _read_record(Lease, folder.lease)
 
 
-def write_start(folder: TrialFolder, start: SegmentStart) -> bool:
+def write_start(folder: TrialFolder, start: CorrectedStart) -> bool:
     """Try to write when a segment began; return whether it was written."""
     try:
         _write_record(folder.start, start, mode=0o644)
@@ -352,13 +352,13 @@ def write_start(folder: TrialFolder, start: SegmentStart) -> bool:
     return True
 
 
-def read_start(folder: TrialFolder, epoch: int) -> SegmentStart | None:
+def read_start(folder: TrialFolder, epoch: int) -> CorrectedStart | None:
     """Return when the segment of that lease began, if the triggerer has held it; else None."""
-    start = _read_record(SegmentStart, folder.start)
+    start = _read_record(CorrectedStart, folder.start)
     return start if start is not None and start.epoch == epoch else None
 
 
-def with_start(record: SegmentRecord, start: SegmentStart | None) -> SegmentRecord:
+def with_start(record: SegmentRecord, start: CorrectedStart | None) -> SegmentRecord:
     """Return the record with its segment's start by the clock as it is set now.
 
     A start that was recorded since is right: the task has corrected it.
@@ -369,7 +369,7 @@ def with_start(record: SegmentRecord, start: SegmentStart | None) -> SegmentReco
 
 
 def _write_record(
-    path: Path, record: Lease | StopFlag | Notice | SegmentStart, *, mode: int
+    path: Path, record: Lease | StopFlag | Notice | CorrectedStart, *, mode: int
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(encode(record)).encode(), mode=mode)

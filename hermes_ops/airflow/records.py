@@ -209,7 +209,7 @@ class Notice(StoredRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentStart(StoredRecord):
+class CorrectedStart(StoredRecord):
     """When the segment of lease `epoch` began, in Unix seconds.
 
     `recorded_s` is what its task has recorded, `started_s` the same by the clock as it is set now.

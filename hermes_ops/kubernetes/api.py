@@ -18,7 +18,7 @@ from hermes_ops.error_message import (
     mask_texts,
 )
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.quota import is_exceeded
+from hermes_ops.kubernetes.resource_quota import is_used_up
 from hermes_ops.kubernetes.template import (
     CLEARING,
     CONTAINER,
@@ -418,7 +418,7 @@ def translate_errors(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> 
         raise Unavailable(f"Kubernetes did not answer ({what}): {error}") from error
     except _api_error() as error:
         detail = f"Kubernetes answered {error.status} ({what}): {_message(error, hidden)}"
-        quota = is_exceeded(detail)
+        quota = is_used_up(detail)
         passing = error.status in (_EXPIRED, _TOO_MANY)
         if not error.status or error.status >= 500 or passing or quota:
             raise Unavailable(detail) from None

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from hermes_ops.airflow.folders import sweep_folder
 from hermes_ops.core.model import Action, JobId, Reason, Start, Stop
 from hermes_ops.errors import HermesError
+from hermes_ops.tracking.documents import json_objects
 from hermes_ops.trial.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class _SentDecisions(NamedTuple):
 def read_local(sweep: str) -> list[dict[str, Any]]:
     """Return the decisions of a sweep that lie on this machine, oldest first."""
     path = _path(sweep)
-    return _parsed(path.read_bytes()) if path.exists() else []
+    return json_objects(path.read_bytes()) if path.exists() else []
 
 
 def read_of_trial(sweep: str, number: int) -> list[dict[str, Any]] | None:
@@ -189,7 +190,7 @@ def read_of_trial(sweep: str, number: int) -> list[dict[str, Any]] | None:
         return None
     with path.open("rb") as file:
         lines = b"".join(line for line in file if named.search(line))
-    return [found for found in _parsed(lines) if found.get("trial") == number]
+    return [found for found in json_objects(lines) if found.get("trial") == number]
 
 
 def read_tail(sweep: str) -> list[dict[str, Any]]:
@@ -212,17 +213,7 @@ def read_before(sweep: str, end: int | None = None) -> tuple[list[dict[str, Any]
         file.seek(begin)
         if begin:
             begin += len(file.readline())  # the rest of a line
-        return _parsed(file.read(max(0, stop - begin))), min(begin, stop)
-
-
-def _parsed(lines: bytes) -> list[dict[str, Any]]:
-    parsed = []
-    for line in lines.splitlines():
-        try:
-            parsed.append(json.loads(line))
-        except ValueError:  # torn by a kill
-            continue
-    return parsed
+        return json_objects(file.read(max(0, stop - begin))), min(begin, stop)
 
 
 def _append_whole(file: IO[bytes], data: bytes) -> None:

@@ -9,7 +9,6 @@ continues once their cause is removed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.clock_steps import is_due
@@ -52,13 +51,13 @@ def interruption_text(segment: SegmentRecord) -> str:
     The text continues a sentence that begins with the trial's name. It is there during the next try
     too, until that has a new step.
     """
-    is_tried = segment.running and segment.step <= segment.steps_at_start
-    wait_s = restart_delay_s(replace(segment, running=False) if is_tried else segment)
-    if not wait_s:
+    has_new_step = segment.running and segment.step > segment.steps_at_start
+    if segment.final or segment.interruptions < 2 or has_new_step:
         return ""
     times = f"{segment.interruptions} times in a row before a new step"
-    if is_tried:
+    if segment.running:
         return f"was interrupted {times}, and is tried now"
+    wait_s = restart_delay_s(segment)
     return f"was interrupted {times}, and waits {wait_s:.0f} s before it is tried: {segment.reason}"
 
 

@@ -19,7 +19,7 @@ from hermes_ops.airflow.clock_steps import SETTLED_S
 from hermes_ops.airflow.control.trial_state import READY_STATES, TrialRecords
 from hermes_ops.airflow.folders import StatusFile, TrialFolder, read_start, with_start
 from hermes_ops.airflow.metadata_rows import TaskInstanceRow
-from hermes_ops.airflow.records import Lease, SegmentRecord, SegmentStart
+from hermes_ops.airflow.records import CorrectedStart, Lease, SegmentRecord
 from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
 from hermes_ops.config.render import own_batch
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
@@ -380,7 +380,7 @@ class DeferredTrials:
 
     clock: Callable[[], float] = time.monotonic
     _status: dict[int, StatusFile] = field(default_factory=dict)
-    _starts: dict[int, tuple[float, SegmentStart | None]] = field(default_factory=dict)
+    _starts: dict[int, tuple[float, CorrectedStart | None]] = field(default_factory=dict)
     _updated: dict[int, tuple[tuple[object, ...], TrialRecords]] = field(default_factory=dict)
 
     def with_folder(self, trial: TrialRecords, sweep: str) -> TrialRecords:
@@ -416,7 +416,7 @@ class DeferredTrials:
             self._updated[trial.number] = (seen, updated)
         return updated
 
-    def _start(self, number: int, epoch: int, sweep: str) -> SegmentStart | None:
+    def _start(self, number: int, epoch: int, sweep: str) -> CorrectedStart | None:
         """Return when the segment began by the clock as it is set now, as of a moment ago."""
         read_s, start = self._starts.get(number, (-inf, None))
         if self.clock() - read_s >= START_PERIOD_S:

@@ -25,9 +25,9 @@ from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
     STOP_KEY,
+    CorrectedStart,
     Lease,
     SegmentRecord,
-    SegmentStart,
     StopFlag,
     decode,
     encode,
@@ -143,7 +143,7 @@ class SegmentRun:
     def record_start(self) -> None:
         """Record for the triggerer, which holds the segment from now on, when it began."""
         began_s = self.record.started_s
-        write_start(self.folder, SegmentStart(self.record.epoch, began_s, began_s))
+        write_start(self.folder, CorrectedStart(self.record.epoch, began_s, began_s))
 
     def opened(self) -> None:
         """Record that the segment's process has started, and send its metrics from now on."""

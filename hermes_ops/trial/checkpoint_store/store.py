@@ -29,10 +29,8 @@ ANEW_VARIABLE = "HERMES_BEGAN_ANEW"
 """The epoch at which the trial restarted from scratch: copies of earlier epochs do not count."""
 _BLOCK_BYTES = 4_194_304
 _FILES, _COPIES = "files", "copies"
-_MANIFEST = re.compile(r"(\d{10})-(\d{6})-([0-9a-f]+)\.json")
-_COPY = re.compile(
-    rf"{_FILES}/\d{{10}}-[0-9A-Za-z]+-\d{{6,}}|{_COPIES}/\d{{10}}-\d{{6,}}-[0-9a-f]+\.json"
-)
+_MANIFEST = re.compile(r"(\d{10})-(\d{6,})-([0-9a-f]+)\.json")
+_COPY = re.compile(rf"{_FILES}/\d{{10}}-[0-9A-Za-z]+-\d{{6,}}|{_COPIES}/{_MANIFEST.pattern}")
 _COPY_OF_TRIAL = re.compile(rf"\d+/(?:{_COPY.pattern})")
 _FOLDER = re.compile(rf"|(?:\d+/)?(?:{_FILES}|{_COPIES})|\d+")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs"}

@@ -1,4 +1,4 @@
-"""Whether a namespace's quota can ever admit a pod that it refuses now."""
+"""Refusals of pods by a namespace's ResourceQuota: for now, or for ever."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 _EXCEEDED = re.compile(r"exceeded quota: .*, requested: (.*), used: .*, limited: (.*)")
 
 
-def is_exceeded(message: str) -> bool:
-    """Return whether a refusal is that of a quota that is used up for now."""
+def is_used_up(message: str) -> bool:
+    """Return whether a refusal is that of a quota which may admit the pod later."""
     return "exceeded quota" in message and not _never_fits(message)
 
 
