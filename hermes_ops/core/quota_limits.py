@@ -17,6 +17,9 @@ _NONE: Mapping[JobId, Reason] = {}
 AHEAD = 2
 """How many times a team's share the first jobs of its policy's order need, to hide the others."""
 
+MANY_TEAMS = 20
+"""With more teams than that, jobs of all full ones are hidden at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuotaSurplus:
@@ -197,17 +200,18 @@ class QuotaLimits:
         surplus: Collection[JobId],
         pinned: Collection[JobId],
     ) -> set[JobId]:
-        """Return the jobs not granted that have no room under the limits that `surplus` is beyond.
+        """Return the jobs not granted that have no room under limits of teams and users.
 
-        Pinned jobs are never among them.
+        The limits are those of the teams that `surplus` is beyond, of more than `MANY_TEAMS` those
+        of all, and those of all users: with one team or user in each decision, WithinQuota would
+        run out of decisions before it has a plan. Pinned jobs are never among them.
         """
-        held, teams, users = HeldGpus(), set[str](), set[str]()
+        held, teams = HeldGpus(), set[str]()
         for grant in plan.grants:
             job = snapshot.index[grant.job]
             team = self._names[job.virtual_cluster]
             if grant.job in surplus:
                 teams.add(team)
-                users.add(job.user)
             else:
                 held.add(team, job.user, amount_of(grant), self.account(job))
         is_shared = any(grant.share < 1 for grant in plan.grants)
@@ -219,13 +223,14 @@ class QuotaLimits:
         holding = defaultdict[Account, list[Job]](list)
         for job in snapshot.holding:
             holding[self.account(job)].append(job)
-        for account in [key for key in self.of_team if _team_of(key) in teams]:
+        are_many = len(self.of_team) > MANY_TEAMS
+        for account in [key for key in self.of_team if are_many or _team_of(key) in teams]:
             room = self._room(account, held)
             jobs = chain(holding[account], self._waiting(snapshot, (account,)))
             full |= {job.id for job in jobs if lacks(job, room)}
         limits = self.quota.limit_of_user
-        left = {user: limits[user] - held.users[user] for user in users if user in limits}
-        if left:
+        if limits:
+            left = {user: most - held.users[user] for user, most in limits.items()}
             jobs = chain(snapshot.holding, snapshot.queue)
             full |= {job.id for job in jobs if lacks(job, left.get(job.user, inf))}
         full.difference_update((grant.job for grant in plan.grants), pinned)

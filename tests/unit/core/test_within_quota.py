@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes_ops.core import within_quota
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot
 from hermes_ops.core.plan import check
 from hermes_ops.core.quota import Quota, TeamQuota
@@ -122,6 +123,15 @@ def test_a_job_starts_once_the_one_in_its_users_place_has_left() -> None:
     assert "has left its GPUs" in plan.reasons[JobId("a/1")].text
 
 
+def test_a_job_starts_once_the_one_in_its_teams_place_has_left() -> None:
+    """One team has a limit, another one has none."""
+    quota = Quota((TeamQuota("a", 1, borrow=0), TeamQuota("b", 1)))
+    leaves = replace(of_team("a", 0), phase=Phase.STOPPING, gpus_to_leave=(0,))
+    plan = plan_of(quota, leaves, of_team("a", 1), of_team("b", 0))
+    assert [grant.job for grant in plan.grants] == ["b/0"]
+    assert "has left its GPUs" in plan.reasons[JobId("a/1")].text
+
+
 def test_idle_gpus_are_shared_by_weight() -> None:
     borrowers = Quota((TeamQuota("a", weight=3.0), TeamQuota("b", weight=1.0)))
     jobs = [of_team(team, n) for team in "ab" for n in range(9)]
@@ -220,6 +230,42 @@ def test_a_few_decisions_suffice_whatever_number_of_jobs_waits() -> None:
     plan, _ = policy.decide(world(*jobs, gpus=6), policy.initial())
     assert len(plan.grants) == 6
     assert len(asked) <= 4
+
+
+@pytest.mark.parametrize("name", ["fifo", "elastic-frontrunner", "2d-las"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_gpu_is_not_left_idle_by_many_users_at_their_limits(name: str, size: int) -> None:
+    """Their jobs come first: those that have a GPU have more jobs, the others want two GPUs."""
+    users = [f"user-{n}" for n in range(60)]
+    limited = Quota(user_limits=tuple((user, 1) for user in users))
+    running = [of_team("a", n, gpu=n, user=user) for n, user in enumerate(users) if size == 1]
+    waiting = [of_team("b", n, user=user, min_gpus=size) for n, user in enumerate(users)]
+    last = of_team("c", 0, user="late", submitted_s=99.0)
+    plan = plan_of(limited, *running, *waiting, last, gpus=len(running) + size, policy=name)
+    assert plan.gpus_of(last.id)
+
+
+@pytest.mark.parametrize("name", ["fifo", "elastic-frontrunner"])
+def test_a_team_gets_its_guarantee_however_many_teams_have_more_jobs_than_gpus(name: str) -> None:
+    teams = [f"team-{n}" for n in range(60)]
+    quota = Quota((*(TeamQuota(team, 1, borrow=0) for team in teams), TeamQuota("late", 1)))
+    running = [of_team(team, 0, gpu=n) for n, team in enumerate(teams)]
+    waiting = [of_team(team, 1) for team in teams]
+    last = of_team("late", 0, submitted_s=99.0)
+    plan = plan_of(quota, *running, *waiting, last, gpus=len(teams) + 1, policy=name)
+    assert plan.gpus_of(last.id)
+    assert len(plan.grants) == len(teams) + 1
+
+
+def test_no_limit_is_passed_where_the_decisions_are_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(within_quota, "MOST_DECISIONS", 0)
+    quota = Quota((TeamQuota("a", 2, borrow=0), TeamQuota("b", 2)), user_limits=(("ann", 1),))
+    jobs = [of_team("a", n, user="ann" if n < 3 else "bob", submitted_s=n) for n in range(6)]
+    plan = plan_of(quota, *jobs)
+    assert [grant.job for grant in plan.grants] == ["a/0", "a/3"]
+    assert plan.reasons[JobId("a/1")].text == "waits: user ann may hold 1 GPUs at once"
 
 
 @pytest.mark.parametrize("name", NAMES)
