@@ -137,13 +137,13 @@ def _is_judged(job: Job) -> bool:
 
 
 def _rung(job: Job) -> int | None:
-    """Return the newest rung that the job has reached; None when it is not to be judged."""
+    """Return the newest rung that the job has reached; None before the first."""
     if job.last_step < ASHA_FIRST_RUNG_STEPS:
         return None
     rung = ASHA_FIRST_RUNG_STEPS
     while rung * ASHA_ETA <= job.last_step:
         rung *= ASHA_ETA
-    return None if job.total_steps is not None and rung >= job.total_steps else rung
+    return rung
 
 
 def _numbers(**values: float) -> tuple[Term, ...]:
