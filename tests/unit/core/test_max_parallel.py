@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from hermes_ops.config.sweep_rules import with_sweep_rules
 from hermes_ops.core.early_stop import EarlyStop
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, Start, SweepId
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, Start, SweepId
 from hermes_ops.core.plan import check, diff
 from hermes_ops.core.sweep_limits import MaxParallel
 from hermes_ops.policies import compares_trials, make_policy
+from hermes_ops.policies.toolbox.fill import fill
 from tests.builders import job
 
 
@@ -66,6 +68,35 @@ def test_running_trials_that_must_not_be_stopped_stay_beyond_the_limit() -> None
     plan, _ = policy.decide(snapshot, policy.initial())
     check(snapshot, plan)
     assert sorted(grant.job for grant in plan.grants) == ["a/1", "a/2"]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFirst:
+    """Serves the jobs that wait before those that train; all of them where the GPUs suffice."""
+
+    name: ClassVar[str] = "waiting-first"
+    preempts: ClassVar[bool] = True
+
+    def initial(self) -> None:
+        return
+
+    def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
+        grants = fill(snapshot, (*snapshot.queue, *snapshot.holding))
+        return Plan(tuple(sorted(grants, key=lambda grant: grant.job, reverse=True))), memory
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_trial_that_trains_is_not_stopped_so_that_another_of_its_sweep_may_start(
+    limit: int,
+) -> None:
+    running = [replace(holding(n, Phase.RUNNING, 1.0), gpus_held=(n,)) for n in range(2)]
+    jobs = (*running, pending("a", 2), pending("a", 3))
+    policy = MaxParallel(WaitingFirst(), ((SweepId("a"), limit),))
+    snapshot = Snapshot(10.0, tuple(Gpu(i) for i in range(4)), jobs)
+    plan, _ = policy.decide(snapshot, None)
+    check(snapshot, plan)
+    assert {grant.job for grant in plan.grants} <= {"a/0", "a/1"}
+    assert len(plan.grants) == limit
 
 
 def test_who_follows_a_trial_of_its_sweep_starts_once_that_has_left() -> None:

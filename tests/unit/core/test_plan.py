@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import nan
 from typing import Any
 
 import pytest
@@ -69,6 +70,10 @@ PENDING, QUEUED = job("p", Phase.PENDING), job("q", Phase.PENDING)
         ("not preemptible", world(FIXED), plan()),
         ("not preemptible", world(FIXED), plan(("a", (1,)))),
         ("not preemptible", world(FIXED), plan(("a", (0, 1)))),
+        *(
+            ("a share of", world(PENDING), Plan((Grant(JobId("p"), (0,), share=share),)))
+            for share in (0.0, -0.5, 1.5, nan)
+        ),
         ("is to be ended", world(PENDING), plan(("p", (0,)), ends=("p",))),
         ("is to be ended", world(runs("a", 0)), plan(("a", (0,)), ends=("a",))),
     ],
