@@ -23,6 +23,7 @@ from typing import Any
 
 from hermes_ops.airflow.clock_steps import is_due
 from hermes_ops.airflow.control.sweep_state import SweepState
+from hermes_ops.airflow.control.trial_state import TrialState
 from hermes_ops.airflow.folders import TrialFolder, home, sweep_folder
 from hermes_ops.config.sections import WEEK_S
 from hermes_ops.errors import HermesError
@@ -57,14 +58,16 @@ class CheckpointQuota:
         """Return the checkpoint quota of a sweep as it is now; None if the sweep sets no limit.
 
         It is None too until the curves have been read from MLflow: the best trial, whose
-        checkpoints are kept, is not known before.
+        checkpoints are kept, is not known before. A trial that a person has cleared is no spare
+        one: it continues from its checkpoint, once MLflow answers.
         """
         rules = sweep.spec.config.checkpoints
         most = rules.max_bytes
         if most is None or not sweep.curves_read:
             return None
         best = sweep.best_trial()
-        ended = [t for t in sweep.trials if t.has_ended and t.number != best]
+        over = (t for t in sweep.trials if t.has_ended and t.state is not TrialState.CLEARED)
+        ended = [t for t in over if t.number != best]
         hopeless = [t.number for t in ended if t.final not in RESUMABLE]
         others = [t.number for t in ended if t.final in RESUMABLE]
         return cls(sweep.id, most, (*hopeless, *others), rules.store)

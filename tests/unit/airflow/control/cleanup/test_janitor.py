@@ -17,7 +17,7 @@ from hermes_ops.airflow.control.cleanup.janitor import (
     make_room,
 )
 from hermes_ops.airflow.control.cleanup.sweep_end import due_end
-from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder
 from hermes_ops.airflow.metadata_rows import RunRow
 from hermes_ops.airflow.records import CLOSED_TAG, REACHED_TAG, CloseRecord
@@ -172,6 +172,20 @@ def test_no_room_is_made_before_it_is_known_which_trial_is_the_best() -> None:
     room = CheckpointQuota.from_sweep(world)
     assert room is not None
     assert room.spare == (1,)
+
+
+def test_no_room_is_made_of_a_trial_that_a_person_has_cleared_while_mlflow_is_away() -> None:
+    """It continues from its checkpoint once MLflow answers."""
+    trials = (ended(0, "finished"), ended(1, "failed", "scheduled"), ended(2, "cancelled"))
+    world = sweep_with(*trials, checkpoints={"max_gigabytes": 1e-9 * 150})
+    world.curves = {0: ((1, 0.1, 0),)}
+    assert world.trials[1].state is TrialState.CLEARED
+    Journal(mlflow_away=True).applier().settle(world, 200.0)
+    folders = [checkpoint(n) for n in range(3)]
+    room = CheckpointQuota.from_sweep(world)
+    assert room is not None
+    assert make_room(room) == 200.0
+    assert [f.exists() for f in folders] == [True, True, False]
 
 
 def test_room_is_made_no_further_than_the_limit_asks() -> None:
