@@ -340,6 +340,43 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
     release.set()
 
 
+def test_the_end_waits_for_the_last_checkpoint_while_a_store_is_slow(tmp_path: Path) -> None:
+    files, root = memory()
+    release, asked = threading.Event(), list[bool]()
+
+    def slow(_: str) -> CheckpointStore:
+        release.wait(30)
+        return CheckpointStore(files, root)
+
+    def hurried() -> bool:
+        asked.append(False)
+        if len(asked) == 3:
+            release.set()
+        return False
+
+    folder = trial(tmp_path / "a")
+    writer = CheckpointUploader("store://x", folder, 1, "ab", slow)
+    write(folder, {"state": "last"})
+    writer.start()
+    assert writer.finish(30.0, hurried)
+    assert fetched(files, root, tmp_path / "b") == {"state": "last"}
+
+
+def test_a_later_segment_of_a_lease_has_the_newest_copy_where_older_ones_were_not_deleted(
+    tmp_path: Path,
+) -> None:
+    files, root = memory()
+    folder = trial(tmp_path / "a")
+    left: dict[str, bytes] = {}
+    for state, token in (("1", "cc"), ("2", "bb"), ("3", "aa")):
+        write(folder, {"state": state})
+        settle(copier(folder, CheckpointStore(files, root), token=token))
+        left.update({path: files.cat_file(path) for path in files.find(root)})
+        for path, data in left.items():  # the deletion of older ones was refused
+            files.pipe_file(path, data)
+    assert fetched(files, root, tmp_path / "b") == {"state": "3"}
+
+
 def test_what_the_segment_before_has_copied_is_not_copied_again(tmp_path: Path) -> None:
     files, root = memory()
     folder = trial(tmp_path)
@@ -383,6 +420,38 @@ def test_a_fetch_that_was_cut_off_between_old_and_new_is_made_good(tmp_path: Pat
     write_json(here.root / MARK, {"sound": False})
     fetch(CheckpointStore(files, root), here, 0)
     assert contents(here) == {"a": "1", "b": "1"}
+
+
+@pytest.mark.parametrize("renames", range(3))
+def test_a_fetch_that_is_killed_while_it_puts_files_in_place_is_made_good_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    """Its folder was empty under the newest lease: now it has a part of a checkpoint."""
+    files, root = memory()
+    here, there = trial(tmp_path / "here"), trial(tmp_path / "there")
+    write(there, {"a": "1", "b": "1", "c": "1"})
+    settle(copier(there, CheckpointStore(files, root), epoch=1, token="aa"))
+    StoreMark(epoch=1, tokens=("aa",)).write(here)
+    done, rename = list[str](), os.rename
+
+    def killed(source: str, target: str) -> None:
+        if len(done) == renames:
+            raise KeyboardInterrupt
+        done.append(str(target))
+        rename(source, target)
+
+    def in_process(*_: object) -> DownloadResult:
+        return DownloadResult(READY, fetch(CheckpointStore(files, root), here, 0))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(CheckpointStore(files, root), here, 0)
+    (here.checkpoints / ".fetched" / "c").mkdir(parents=True)
+    monkeypatch.setattr(download, "_download_in_child", in_process)
+    answer = ensure_checkpoints("x", here, 2, since=0, token="bb", stopped=lambda: False)
+    assert answer.state == READY
+    assert contents(here) == {"a": "1", "b": "1", "c": "1"}
 
 
 def test_copies_from_before_a_beginning_from_scratch_count_no_more(tmp_path: Path) -> None:

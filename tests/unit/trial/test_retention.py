@@ -97,7 +97,9 @@ def test_unfinished_files_and_values_that_are_not_numbers_do_not_count(tmp_path:
     assert world.names() == [".hidden", "epoch-0.tmp", "epoch-1", "epoch-3"]
 
 
-@pytest.mark.parametrize(("said", "keeps"), [("3", True), ("", False), ("0", False), ("x", False)])
+@pytest.mark.parametrize(
+    ("said", "keeps"), [("3", True), ("1", True), ("", False), ("0", False), ("x", False)]
+)
 def test_checkpoints_are_deleted_only_when_the_sweep_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, keeps: bool
 ) -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hermes_ops.trial import segment_records
 from hermes_ops.trial.files import Folder, Follower
+
+Line = dict[str, Any]
 
 
 class Clocks:
@@ -69,6 +73,68 @@ def test_the_start_of_a_segment_by_an_earlier_version_is_closed_by_the_clock(
     clocks.go_on(60.0)
     segment_records.close_segment(folder, 1, 3, "preempted")
     assert segment_records.trained_s(Follower(folder.segments).new()) == 60.0
+
+
+def span(start_s: float, end_s: float | None = None, outcome: str = "preempted") -> list[Line]:
+    """Return the lines of a segment; without an end it runs, or was killed."""
+    end = {"end_s": end_s, "outcome": outcome}
+    return [{"start_s": start_s}, *([] if end_s is None else [end])]
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        ([], 0.0),
+        ([*span(10.0, 40.0), *span(100.0, 101.0)], 31.0),
+        ([*span(10.0, 40.0, "failed"), *span(100.0, 101.0), *span(200.0, 202.0, "killed")], 3.0),
+        ([*span(10.0, 40.0), *span(100.0, 101.0, "failed")], 0.0),
+        ([*span(10.0, 40.0), *span(100.0)], 30.0),
+        ([*span(10.0), *span(100.0, 101.0)], 1.0),
+        ([*span(10.0, 9.0)], 0.0),
+        ([{**span(10.0)[0], **span(10.0, 40.0)[1]}, *span(100.0, 101.0)], 31.0),  # as one line
+    ],
+)
+def test_training_time_is_that_of_the_closed_segments_since_the_last_failure(
+    lines: list[Line], seconds: float
+) -> None:
+    assert segment_records.trained_s(lines) == seconds
+
+
+@pytest.mark.parametrize(("in_result", "reached"), [({"step": 7}, 7), ({"step": 2}, 3), ({}, 3)])
+def test_a_killed_segment_is_closed_once_at_the_last_step_that_is_known(
+    tmp_path: Path, clocks: Clocks, in_result: Line, reached: int
+) -> None:
+    folder = Folder(tmp_path)
+    segment_records.open_segment(folder, 4, ("0",), 0)
+    folder.result.write_text(json.dumps(in_result))
+    for _ in range(2):
+        segment_records.close_lost_segment(folder, 3)
+    _, end = Follower(folder.segments).new()
+    assert (end["epoch"], end["last_step"], end["outcome"]) == (4, reached, "killed")
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("last.ckpt", True),
+        ("epoch-1/weights", True),
+        (".hidden", False),
+        ("last.ckpt.tmp", False),
+        ("epoch-1/weights.part", False),
+        ("epoch-1.tmp/weights", False),
+        (".epoch-1/weights", False),
+    ],
+)
+def test_a_file_that_is_still_being_written_is_no_checkpoint(
+    tmp_path: Path, name: str, counts: bool
+) -> None:
+    """With one the trial could be stopped, and would begin from scratch."""
+    folder = Folder(tmp_path)
+    path = folder.checkpoints / name
+    path.parent.mkdir(parents=True)
+    path.write_text("w")
+    os.utime(path, (500.0, 500.0))
+    assert segment_records.newest_checkpoint_s(folder) == (500.0 if counts else None)
 
 
 def test_a_link_to_a_folder_elsewhere_is_a_checkpoint_and_one_inside_is_none(
