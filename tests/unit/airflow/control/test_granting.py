@@ -12,6 +12,7 @@ from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.faults import FaultBarrier, rejected, resolved
 from hermes_ops.airflow.control.granting import opened
+from hermes_ops.airflow.control.reconcile import GiveUp
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.records import Lease, decode
@@ -25,6 +26,7 @@ from tests.unit.airflow.builders import (
     row,
     segment,
     sweep_with,
+    waiting,
 )
 
 
@@ -163,3 +165,16 @@ def test_a_batch_that_a_policy_has_chosen_is_among_the_terms_of_its_decision() -
     granted(outside.applier(), sweep_with(pending(0), **BATCHED), (0, 1), 96)
     (told,) = read_local(SWEEP)
     assert (told["gpus"], told["terms"]) == ([0, 1], {"batch": 96})
+
+
+def test_the_run_of_a_trial_that_cannot_be_started_ends_as_failed_in_mlflow() -> None:
+    """Of one that waits after a segment, and of one whose first lease was not recorded."""
+    outside = Journal()
+    applier, world = outside.applier(), sweep_with(waiting(0), pending(1), pending(2))
+    begin(applier, world, 1)
+    outside.forget()
+    for trial in world.trials:
+        applier._executor.run(world, [GiveUp(trial, "MLflow refuses its params")], 200.0)
+    ended = outside.of("open", "finish")
+    assert [call[:2] for call in ended] == [("finish", "run-0"), ("open", 1), ("finish", "run-1")]
+    assert {call[2] for call in outside.of("finish")} == {"failed"}

@@ -117,6 +117,17 @@ def test_a_running_trial_is_charged_for_all_its_gpus_up_to_now() -> None:
     assert (found.started_s, found.waiting_since_s) == (100.0, None)
 
 
+def test_a_pod_that_waits_is_charged_for_nothing_and_has_started_with_its_task() -> None:
+    def shown(waited_s: float | None, now_s: float) -> tuple[float, float | None]:
+        own = segment(gpus=(0, 1), service_gpu_s=10.0, waited_s=waited_s)
+        found = job(replace(running(0, 0, 1), segment=own), FACTS, (), now_s)
+        return found.service_gpu_s, found.started_s
+
+    assert shown(None, 103.0) == (10.0, 100.0)
+    assert shown(2.0, 103.0) == (12.0, 102.0)
+    assert shown(2.0, 101.0) == (10.0, 102.0)  # the clock was set back
+
+
 def test_a_waiting_trial_keeps_its_service_and_waits_since_its_last_stop() -> None:
     last = segment(running=False, ended_s=110.0, service_gpu_s=10.0, preemptions=1)
     found = job(TrialRecords(row(), lease(), None, last), FACTS, (), 500.0)

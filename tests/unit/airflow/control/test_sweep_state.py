@@ -102,6 +102,8 @@ def test_a_maximised_objective_is_told_as_a_loss() -> None:
     world = sweep_with(running(0, 0), objective={"metric": "score", "direction": "maximize"})
     world.curves = {0: ((1, 0.5, 1), (2, 0.75, 2))}
     assert [o.loss for o in world.history()] == [-0.75]
+    world.curves = {0: ((1, NAN, 1), (2, INF, 2), (3, 0.75, 3), (4, -INF, 4))}
+    assert [o.loss for o in world.history()] == [-0.75]
 
 
 def test_a_trial_that_diverged_is_told_as_failed_before_airflow_has_its_tasks_state() -> None:

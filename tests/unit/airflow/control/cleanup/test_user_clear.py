@@ -139,6 +139,8 @@ def test_a_trial_that_begins_anew_has_a_new_run_and_an_empty_account() -> None:
     assert (trial.segment.step, trial.segment.service_gpu_s, trial.has_ended) == (0, 0.0, False)
     written = {key: value for _, _, key, value in journal.of("put")}
     assert decode(Lease, written["hermes_lease"]) == trial.lease
+    assert decode(SegmentRecord, written["hermes_segment"]) == trial.segment
+    assert not trial.segment.running
     assert journal.of("set aside", "open") == [
         ("set aside", "run-0"),
         ("open", 0, {"rate": 0.1}, False),
