@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from airflow.sdk.execution_time.task_runner import TaskRunnerMarker
 
 from hermes_ops.airflow import plugin
 from hermes_ops.airflow.folders import TrialFolder, write_lease, write_notice
+from hermes_ops.airflow.hosts import WRONG_HOST
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.airflow.records import (
     LEASE_KEY,
@@ -42,6 +44,7 @@ from hermes_ops.airflow.trial.running_segment import watch_segment
 from hermes_ops.airflow.trial.segment_run import MOST_WITHOUT_SPACE, SegmentRun
 from hermes_ops.airflow.trial.trial_task import TrialTask
 from hermes_ops.errors import HermesError, NotAllowed
+from hermes_ops.trial.locks import lock_file
 from tests.unit.airflow.builders import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 
@@ -110,6 +113,52 @@ def test_a_task_without_a_valid_lease_is_sent_away_on_the_same_try(
 
 def test_a_valid_lease_is_admitted() -> None:
     assert task_of().admit(DictStore({LEASE_KEY: encode(lease(3))}), None) == lease(3)
+
+
+def used_folder(*epochs: int) -> TrialFolder:
+    """Return a trial's folder with a checkpoint, in which segments of these leases have run."""
+    folder = TrialFolder.from_sweep(SWEEP, 0)
+    folder.checkpoints.mkdir(parents=True)
+    (folder.checkpoints / "last").write_text("w")
+    lines = [json.dumps({"epoch": epoch, "start_s": 1.0}) for epoch in epochs]
+    (folder.path / "segments.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+LEFT_FOR_ANOTHER_HOST = segment(3, running=False, outcome=WRONG_HOST)
+
+
+@pytest.mark.parametrize(
+    ("anew", "last", "epochs", "machine", "emptied"),
+    [
+        (0, None, (), "", False),
+        (0, segment(2), (1, 2), "", False),
+        (3, None, (), "", True),
+        (3, segment(2), (1, 2), "", True),
+        (3, segment(3), (3,), "", False),
+        (3, segment(4), (3, 4), "", False),
+        (3, LEFT_FOR_ANOTHER_HOST, (1, 2), "", True),  # no process has seen that lease
+        (3, LEFT_FOR_ANOTHER_HOST, (3,), "", False),
+        (3, segment(3), (1, 2), "worker-b", True),  # it began from scratch on another machine
+        (3, segment(4), (1, 3), "worker-b", False),
+    ],
+)
+def test_a_folder_is_emptied_once_where_a_trial_begins_from_scratch_and_never_else(
+    anew: int, last: SegmentRecord | None, epochs: tuple[int, ...], machine: str, emptied: bool
+) -> None:
+    folder = used_folder(*epochs)
+    own = lease(5, anew=anew, machine=machine)
+    task_of().restart_from_scratch(folder, own, last)
+    assert (folder.checkpoints / "last").exists() is not emptied
+
+
+def test_a_folder_that_a_process_still_uses_is_not_emptied_and_the_trial_waits() -> None:
+    folder = used_folder(1)
+    lock = lock_file(folder.path / "lock", 0.0, "the folder")
+    with pytest.raises(AirflowRescheduleException):
+        task_of().restart_from_scratch(folder, lease(2, anew=2), segment(1, running=False))
+    assert (folder.checkpoints / "last").exists()
+    os.close(lock)
 
 
 def test_exit_0_with_its_result_finishes_the_trial() -> None:

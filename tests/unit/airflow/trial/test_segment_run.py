@@ -162,6 +162,23 @@ def test_an_end_is_final_and_closes_the_run() -> None:
     assert feed.said == [TrialOutcome("stopped_early", "not in the best third")]
 
 
+def test_the_last_segment_of_a_trial_counts_in_its_gpu_time() -> None:
+    store = DictStore()
+    segment_run, _ = begin(store)
+    write(segment_run, "status.json", {"epoch": 1, "step": 5})
+    write(
+        segment_run,
+        "segments.jsonl",
+        {"epoch": 1, "gpus": [0, 1], "start_s": 10.0, "first_step": 0},
+        {"epoch": 1, "end_s": 14.0, "last_step": 5, "outcome": "finished"},
+    )
+    segment_run.end(TrialOutcome("finished"))
+    found = stored(store)
+    assert (found.running, found.ended_s is None, found.outcome) == (False, False, "finished")
+    assert (found.spans, found.sizes, found.service_gpu_s) == (((10.0, 14.0),), (2,), 8.0)
+    assert found.step == 5
+
+
 @pytest.mark.parametrize(
     ("result", "counts"),
     [
