@@ -74,6 +74,15 @@ def test_a_plan_is_reviewed_when_the_hours_of_a_user_will_be_used() -> None:
     assert granted(plan) == []
 
 
+def test_a_plan_is_reviewed_when_the_hours_of_the_first_of_several_users_will_be_used() -> None:
+    limits = {"ann": 9 * HOUR_S, "bob": 8 * HOUR_S, "eve": 10 * HOUR_S}
+    quota = Quota(user_budgets=tuple(UserBudget(user, None, most) for user, most in limits.items()))
+    used = tuple((user, 7 * HOUR_S) for user in limits)
+    jobs = [of_user(user, 0, gpu=gpu) for gpu, user in enumerate(limits)]
+    plan, _ = decided(quota, *jobs, time=GpuTime(used, used, at_s=NOON_S))
+    assert plan.review_at_s == NOON_S + HOUR_S
+
+
 def test_the_month_outlasts_the_day_and_its_end_is_told() -> None:
     both = UserBudget("ann", gpu_s_per_day=HOUR_S, gpu_s_per_month=HOUR_S)
     plan, _ = decided(Quota(user_budgets=(both,)), of_user("ann", 0), time=used_today(1.0))
@@ -133,6 +142,9 @@ def test_a_sweep_whose_only_open_trial_is_stopping_counts_if_that_trial_goes_on(
     stopping = job("old-ann/0", Phase.STOPPING, user="ann", resumes=resumes)
     plan, _ = decided(one, stopping, of_user("ann", 0, sweep="new"))
     assert granted(plan) == ([] if resumes else ["new-ann/0"])
+    of_another = job("a-bob/0", Phase.STOPPING, user="bob", resumes=True)
+    plan, _ = decided(one, of_another, of_user("ann", 0, sweep="new"))
+    assert granted(plan) == ["new-ann/0"]
 
 
 def test_gpu_time_grows_by_what_is_held_and_begins_anew_with_the_day_and_the_month() -> None:
