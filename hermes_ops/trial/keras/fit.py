@@ -9,7 +9,7 @@ import importlib
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_ops.trial.event_channel import announce
@@ -20,6 +20,13 @@ from hermes_ops.trial.keras.callback_files import (
     take_out_backups,
 )
 from hermes_ops.trial.keras.checkpoint_files import RAISED
+from hermes_ops.trial.keras.fit_calls import (
+    FitCall,
+    describe_call,
+    fit_number,
+    note_begun,
+    with_begun,
+)
 from hermes_ops.trial.keras.runtime import KerasRuntime, runtime
 from hermes_ops.trial.keras.session import FitSession, KerasBackend
 from hermes_ops.trial.keras.training_state import MismatchError
@@ -46,12 +53,42 @@ def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kw
             process.say_once(said)
     if process.group.is_leader:
         note_caches(folder, call.arguments)
-    process.fit_count += 1
-    number = process.fit_count - 1
+    number = _count_call(process, describe_call(call.arguments))
     records = process.resumed.get("records", [])
     if number < len(records) and not records[number].get(RAISED):
         return _skip(process, backend, original, call, records[number])
     return _train(process, backend, original, call)
+
+
+def _count_call(process: KerasRuntime, call: FitCall) -> int:
+    """Count a call of `fit`, and those before it that a resumed script has left out."""
+    number, records = process.fit_count, process.resumed.get("records", [])
+    known = with_begun(process.folder, process.resumed.get("calls", ()))
+    if not process.group.is_distributed:  # its ranks would have to agree
+        number = _number(process, known, len(records), call)
+    left_out = range(process.fit_count, number)
+    process.records += records[left_out.start : left_out.stop]
+    process.calls += [*known[left_out.start : left_out.stop], call]
+    process.fit_count = number + 1
+    if left_out:
+        first = left_out.start + 1
+        calls = f"call {first}" if first == number else f"calls {first} to {number}"
+        process.say_once(
+            f"the script leaves out fit {calls}, which it has completed before the stop: the next "
+            f"one is taken for call {number + 1}"
+        )
+    return number
+
+
+def _number(process: KerasRuntime, known: Sequence[FitCall], complete: int, call: FitCall) -> int:
+    number = fit_number(known, process.fit_count, complete, call)
+    if number is None:
+        process.store.keep(())
+        raise MismatchError(
+            f"the script has left out fit call {complete + 1}, in which it was stopped: the trial "
+            "restarts from scratch"
+        )
+    return number
 
 
 def _skip(
@@ -99,6 +136,8 @@ def _train(
         arguments["epochs"] = start
     elif here:
         backend.begin_at(arguments, session.resume_epoch)
+    if process.group.is_leader:
+        note_begun(process.folder, number, process.calls[number])
     session.prepare()
     before = signal.getsignal(signal.SIGTERM)
     result = _call(process, original, call, session)

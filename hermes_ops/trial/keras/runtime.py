@@ -23,6 +23,7 @@ from hermes_ops.trial.group import TrialRank, rank_seed
 from hermes_ops.trial.keras import checkpoint_files
 from hermes_ops.trial.keras.cache_locks import release_locks
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
+from hermes_ops.trial.keras.fit_calls import FitCall
 from hermes_ops.trial.keras.ranks import fit_ranks, started_horovod
 from hermes_ops.trial.keras.temporary_files import remove_temporary_files
 from hermes_ops.trial.metrics import Metric, MetricsFile
@@ -62,6 +63,7 @@ class KerasRuntime:
         self.resumed: dict[str, Any] = {}
         self.best: float | None = None  # of the objective; lower is better
         self.fit_count = 0
+        self.calls: list[FitCall] = []  # of `fit`, as many as there were
         self.samples: int | None = 0  # trained on by all ranks; None: not known
         self.was_distributed = self.group.is_distributed  # in this segment, or in an earlier one
         self.scaled_optimizers: list[weakref.ref[Any]] = []  # their learning rate fits this size

@@ -491,6 +491,7 @@ class FitSession:
             "files": self.files.read(),
             "texts": self._texts,
             "records": self.runtime.records,
+            "calls": self.runtime.calls,
             "best_epoch": self.best_epoch,
             "best_value": self.runtime.best,
             "fingerprints": self.fingerprints,

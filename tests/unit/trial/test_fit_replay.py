@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.trial.keras import checkpoint_files, fit
+from hermes_ops.trial.keras import checkpoint_files, fit, fit_calls
 from hermes_ops.trial.keras import runtime as process
 from hermes_ops.trial.keras.training_state import MismatchError
 
@@ -186,6 +186,7 @@ def _keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "keras.src.backend.common.variables", module)
     for name in ("HERMES_TRIAL_DIR", "HERMES_METRICS_FILE", "HERMES_CHECKPOINT_DIR"):
         monkeypatch.setenv(name, "")
+    monkeypatch.setattr(fit_calls, "_MOST_FRAMES", 1)  # those further out are the test's
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
@@ -421,3 +422,130 @@ def test_training_outside_fit_with_checkpoints_of_its_own_stays_preemptible(
         process.runtime().note_own_step()
 
     assert Trial(tmp_path).run(lambda: own_loop(train)) == [[], [True]]
+
+
+Die = Callable[[int, int], None]
+
+
+def call_fit(number: int, model: Model, epochs: int, die: Die, **more: Any) -> None:
+    """Call `fit`, and `die` with its number at the end of each of its epochs."""
+    arguments = {"epochs": epochs, "callbacks": lambda epoch: die(number, epoch), **more}
+    fit.run_fit(KerasBackend(), Model.fit, model, (), arguments)
+
+
+def two_phases(own: Path, die: Die) -> None:
+    """Warm up, unless that is done, then train on: two lines of the script call `fit`."""
+    np.random.seed(3)
+    model = Model()
+    if not (own / "warm").exists():
+        call_fit(0, model, 2, die)
+        (own / "warm").write_text(str(model.weight.numpy()[0]))
+    die(1, -2)
+    model.weight.assign([float((own / "warm").read_text())])
+    model.moment.assign([0.0])
+    np.random.seed(4)
+    call_fit(1, model, 3, die)
+    (own / "end").write_text(str(model.weight.numpy()[0]))
+
+
+def left_out_folds(own: Path, die: Die) -> None:
+    """Train each fold that has no file yet: one line of the script calls `fit`."""
+    best = 0.0
+    for fold in range(4):
+        if not (own / f"fold{fold}").exists():
+            np.random.seed(fold)
+            model = Model()
+            call_fit(fold, model, 3, die)
+            best = max(best, float(model.weight.numpy()[0]))
+            (own / f"fold{fold}").write_text(str(model.weight.numpy()[0]))
+        die(fold, 4)
+
+
+def single_epochs(own: Path, die: Die) -> None:
+    """Call `fit` for each epoch, beginning where the own file says."""
+    state: list[Any] = [0, 0.5, 0.0]
+    if (own / "state").exists():
+        state = json.loads((own / "state").read_text())
+    model = Model()
+    model.weight.assign([state[1]])
+    model.moment.assign([state[2]])
+    for epoch in range(state[0], 5):
+        np.random.seed(epoch)
+        call_fit(epoch, model, epoch + 1, die, initial_epoch=epoch)
+        state = [epoch + 1, float(model.weight.numpy()[0]), float(model.moment.numpy()[0])]
+        (own / "state").write_text(json.dumps(state))
+        die(epoch, 4)
+
+
+def run_with_files(
+    root: Path, habit: Callable[[Path, Die], None], kills: Sequence[tuple[int, int]]
+) -> tuple[dict[str, str], list[tuple[int, float]], list[tuple[int, int]]]:
+    """Run a script with files of its own; return these, its curve, and what its end trained."""
+    own = root / "own"
+    own.mkdir(parents=True)
+    trial, trained = Trial(root), list[tuple[int, int]]()
+    for kill in (*kills, None):
+        trained.clear()
+
+        def die(number: int, epoch: int, kill: tuple[int, int] | None = kill) -> None:
+            trained.append((number, epoch))
+            if (number, epoch) == kill:
+                raise KilledError
+
+        def script(die: Die = die) -> list[Any]:
+            habit(own, die)
+            return []
+
+        trial.run(script)
+    files = {path.name: path.read_text() for path in own.iterdir()}
+    return files, _curve(root), trained
+
+
+@pytest.mark.usefixtures("_keras")
+@pytest.mark.parametrize(
+    ("habit", "kills"),
+    [
+        (two_phases, [(1, -2)]),
+        (two_phases, [(1, -1)]),
+        (two_phases, [(1, 0), (1, 1)]),
+        (left_out_folds, [(2, 1)]),
+        (left_out_folds, [(2, -1)]),
+        (left_out_folds, [(1, 4), (3, 0)]),
+        (left_out_folds, [(1, 1), (2, 4), (3, 2)]),
+        (single_epochs, [(3, 0)]),
+        (single_epochs, [(1, 4), (2, 0), (3, 4)]),
+    ],
+)
+def test_a_resumed_script_that_leaves_out_calls_of_fit_by_its_own_files_ends_as_an_unbroken_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    habit: Callable[[Path, Die], None],
+    kills: list[tuple[int, int]],
+) -> None:
+    monkeypatch.setattr(fit_calls, "_MOST_FRAMES", 2)  # with that which calls `call_fit`
+    whole = run_with_files(tmp_path / "whole", habit, [])
+    cut = run_with_files(tmp_path / "cut", habit, kills)
+    assert cut[:2] == whole[:2]
+    assert len(cut[2]) < len(whole[2])
+
+
+@pytest.mark.usefixtures("_keras")
+def test_a_script_that_leaves_out_the_call_of_fit_in_which_it_was_stopped_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_calls, "_MOST_FRAMES", 2)
+    trial = Trial(tmp_path)
+
+    def train(folds: Iterable[int], die_in: int | None) -> list[Any]:
+        def die(number: int, epoch: int) -> None:
+            if (number, epoch) == (die_in, 1):
+                raise KilledError
+
+        for fold in folds:
+            call_fit(fold, Model(), 3, die)
+        return []
+
+    trial.run(lambda: train(range(3), 2))
+    with pytest.raises(MismatchError, match="has left out fit call 3, in which it was stopped"):
+        trial.run(lambda: train([7], None))
+    assert trial.run(lambda: train([7], None)) == []

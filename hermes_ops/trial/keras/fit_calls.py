@@ -1,0 +1,177 @@
+"""Tell which call of `fit` of the trial a script makes: resumed, it may leave out complete ones.
+
+A script that finds its own files (`if not os.path.exists("warmup.keras")`) does not call `fit` for
+what it has trained already. Calls are told apart by the lines of the script that make them, and in
+a loop by the numbers and names that differ from round to round (`fold`, `path`) and by the data.
+"""
+# ruff: noqa: ANN401 - the objects of Keras have no types here
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from hermes_ops.trial.files import read_json, write_json
+
+_BEGUN = "fit.json"
+_LIBRARIES = {
+    "hermes_ops", "keras", "tf_keras", "tensorflow", "runpy", "importlib", "threading", "contextlib"
+}  # fmt: skip
+_MOST_FRAMES = 8
+_MOST_NAMES = 200
+_MOST_CHARACTERS = 200
+_SMALL = 1_000_000  # a number of rounds is below it, a time is not
+_SAMPLED_ROWS = 64
+
+
+class FitCall(NamedTuple):
+    """What tells a call of `fit` from the script's other calls, the same in each segment."""
+
+    place: str
+    sources: Mapping[str, int]
+    """By the name of a file in `place`: its checksum."""
+
+    values: Mapping[str, int | str]
+    """Small whole numbers as they are, checksums of texts and data, by the names in the script."""
+
+    first_epoch: int = 0
+    epochs: int = 1
+
+
+def fit_number(known: Sequence[FitCall], number: int, complete: int, call: FitCall) -> int | None:
+    """Return the number of a call that would be `number` if the script left out none before it.
+
+    `known` are the calls of earlier segments, of which the first `complete` have returned. None if
+    the script has left out one that has not returned.
+    """
+    if number >= complete or number >= len(known) or _is_edited(known[number], call):
+        return number
+    alike = [k for k, one in enumerate(known) if one.place == call.place]
+    counters = _counters([known[k].values for k in alike])
+    votes = {
+        k: sum(call.values.get(name) == known[k].values[name] for name in counters)
+        for k in alike
+        if k >= number
+    }
+    if known[number].place != call.place:
+        if votes:
+            return max(votes, key=lambda k: (votes[k], -k))
+        return number if _goes_on(known[number], call) else complete
+    best = max(votes, key=lambda k: (votes[k], k == number, -k))
+    if votes[best] or not any(isinstance(known[best].values[name], int) for name in counters):
+        return best
+    return complete if len(known) == complete else None
+
+
+def _is_edited(before: FitCall, call: FitCall) -> bool:
+    return any(before.sources.get(name, now) != now for name, now in call.sources.items())
+
+
+def _goes_on(before: FitCall, call: FitCall) -> bool:
+    """Tell whether a call looks like the rest of an earlier one, from the script's own file."""
+    return call.first_epoch > before.first_epoch and call.epochs <= before.epochs
+
+
+def _counters(rounds: Sequence[Mapping[str, int | str]]) -> set[str]:
+    """Return the names that have another value in each of several calls."""
+    if len(rounds) < 2:
+        return set()
+    names = set(rounds[0]).intersection(*rounds)
+    return {name for name in names if len({values[name] for values in rounds}) == len(rounds)}
+
+
+# -- of a call that is being made -----------------------------------------------------------------
+
+
+def describe_call(arguments: Mapping[str, Any]) -> FitCall:
+    """Return the description of the call of `fit` that is being made with these arguments."""
+    frames = list(_script_frames(sys._getframe(1)))
+    codes = [frame.f_code for frame in frames]
+    names = [os.path.basename(code.co_filename) for code in codes]
+    place = [
+        f"{name}:{code.co_name}:{frame.f_lineno}"
+        for name, code, frame in zip(names, codes, frames)  # noqa: B905 - Python 3.9
+    ]
+    paths = {name: code.co_filename for name, code in zip(names, codes)}  # noqa: B905
+    values: dict[str, int | str] = {}
+    for depth, frame in enumerate(frames):
+        values.update(_values(depth, frame))
+    for name in ("x", "y"):
+        with contextlib.suppress(Exception):  # whatever foreign data may raise
+            values[name] = _sample(arguments.get(name))
+    return FitCall(
+        " < ".join(place),
+        {name: _checksum(path) for name, path in paths.items()},
+        values,
+        int(arguments.get("initial_epoch") or 0),
+        int(arguments.get("epochs") or 1),
+    )
+
+
+def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the innermost frames that are neither a library's of ours nor without a file."""
+    found = 0
+    while frame is not None and found < _MOST_FRAMES:
+        package = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if package not in _LIBRARIES and not frame.f_code.co_filename.startswith("<"):
+            found += 1
+            yield frame
+        frame = frame.f_back
+
+
+def _values(depth: int, frame: FrameType) -> Iterator[tuple[str, int | str]]:
+    for name, value in list(frame.f_locals.items())[:_MOST_NAMES]:
+        key = sys.intern(f"{depth}.{name}")
+        if isinstance(value, bool):  # a flag, which may say that the script has been resumed
+            continue
+        if isinstance(value, (int, Integral)):
+            yield key, int(value) if abs(int(value)) < _SMALL else _hash(str(value))
+        elif isinstance(value, (str, Path)) and not name.startswith("__"):
+            yield key, _hash(str(value)[:_MOST_CHARACTERS])
+
+
+def _hash(text: str) -> str:
+    return f"{zlib.crc32(text.encode(errors='replace')):08x}"
+
+
+def _sample(data: Any) -> str:
+    """Return a checksum of the shape of an array and of some of its rows."""
+    import numpy as np
+
+    rows = np.ascontiguousarray(np.asarray(data[:: max(1, len(data) // _SAMPLED_ROWS)]))
+    if rows.dtype == object:
+        raise TypeError
+    return f"{zlib.crc32(rows.tobytes(), zlib.crc32(str(data.shape).encode())):08x}"
+
+
+@functools.cache
+def _checksum(path: str) -> int:
+    try:
+        return zlib.crc32(Path(path).read_bytes())
+    except OSError:
+        return 0
+
+
+# -- the call that runs ---------------------------------------------------------------------------
+
+
+def note_begun(folder: Path, number: int, call: FitCall) -> None:
+    """Record a call that begins to train: it may have no checkpoint when the trial is stopped."""
+    with contextlib.suppress(OSError):
+        write_json(folder / _BEGUN, {"fit": number, "call": list(call)})
+
+
+def with_begun(folder: Path, calls: Sequence[FitCall]) -> list[FitCall]:
+    """Return the calls of a checkpoint and the one that began after it, if any did."""
+    begun = read_json(folder / _BEGUN)
+    if begun is None or begun.get("fit") != len(calls):
+        return list(calls)
+    return [*calls, FitCall(*begun["call"])]
