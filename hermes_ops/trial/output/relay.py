@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from hermes_ops.trial.output.log_limit import LimitedLog
 from hermes_ops.trial.output.pattern_matcher import PatternMatcher
 from hermes_ops.trial.output.rank_log import WorkerLog
 from hermes_ops.trial.redaction import Mask
@@ -32,7 +33,8 @@ def say(text: str, stream: TextIO | None = None) -> None:
 class Relay:
     """From the script's output to our own, showing each block to `listen` on the way.
 
-    The script's output is passed on byte for byte, except for secrets, which are masked.
+    The script's output is passed on byte for byte, except for secrets, which are masked, and for
+    what `log` leaves out of a long one.
     At most a MiB waits for a slow reader; then the script waits, as it does while `matcher` is
     full. If our reader has gone, the output is still read, so that the script does not die of it.
     `logs`: the output of further workers, which is not passed on.
@@ -47,6 +49,7 @@ class Relay:
         matcher: PatternMatcher | None = None,
         *,
         logs: Sequence[WorkerLog] = (),
+        log: LimitedLog | None = None,
     ) -> None:
         self._matcher = matcher
         self._logs = logs
@@ -54,6 +57,7 @@ class Relay:
         self._target: int | None = target
         self._listen = listen
         self._masked = (mask or Mask()).stream()
+        self._log = log or LimitedLog()
         self._backlog = bytearray()
         self._words = bytearray()  # our own lines, for the next end of a line
         self._output = target
@@ -127,7 +131,10 @@ class Relay:
         else:
             self._source = None
         if self._target is not None:
-            self._pass_on(self._masked.feed(data) if data else self._masked.close())
+            shown = self._masked.feed(data) if data else self._masked.close()
+            self._pass_on(self._log.feed(shown))
+            if not data:
+                self._pass_on(self._log.close())
 
     def _read_logs(self, readable: Sequence[object]) -> None:
         for log in self._logs:
@@ -138,7 +145,7 @@ class Relay:
         end = piece.rfind(b"\n") + 1
         if piece:
             self._is_line_ended = end == len(piece)
-        if self._words and end:
+        if self._words and (end or (self._log.is_full and self._is_line_ended)):
             piece = piece[:end] + self._words + piece[end:]
             self._words.clear()
         self._backlog += piece

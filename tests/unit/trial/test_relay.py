@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from hermes_ops.trial.output.log_limit import LimitedLog
 from hermes_ops.trial.output.relay import Relay
 from hermes_ops.trial.redaction import Mask
 
@@ -22,11 +23,12 @@ class Pipes:
     read: bytearray = field(default_factory=bytearray)
     written: int = 0
     mask: Mask | None = None
+    log: LimitedLog | None = None
 
     def __post_init__(self) -> None:
         self.source, self.script = os.pipe2(os.O_NONBLOCK)
         self.reader, self.target = os.pipe2(os.O_NONBLOCK)
-        self.relay = Relay(self.source, self.heard.extend, self.target, self.mask)
+        self.relay = Relay(self.source, self.heard.extend, self.target, self.mask, log=self.log)
 
     def write(self, data: bytes) -> None:
         try:
@@ -96,4 +98,28 @@ def test_secrets_are_masked_on_the_way_and_heard_as_they_are() -> None:
     pipes.take()
     assert pipes.read == b"say ***, or sword"
     assert pipes.heard == b"say swordfish, or sword"
+    pipes.close()
+
+
+def test_a_long_output_is_heard_as_a_whole_and_our_own_lines_are_passed_on_beyond_the_limit() -> (
+    None
+):
+    pipes = Pipes(log=LimitedLog(40, 20))
+    for number in range(100):
+        pipes.write(b"line %02d\n" % number)
+        pipes.relay.pump(0.0)
+        if number == 50:
+            pipes.relay.say("a line of ours")
+    os.close(pipes.script)
+    pipes.relay.drain(1.0)
+    pipes.take()
+    lines = pipes.read.decode().splitlines()
+    assert lines[:5] == [f"line {number:02d}" for number in range(5)]
+    assert lines[6:] == [
+        "a line of ours",
+        "hermes-trial: 744 bytes of output are left out here",
+        "line 98",
+        "line 99",
+    ]
+    assert len(pipes.heard) == pipes.written == 800
     pipes.close()
