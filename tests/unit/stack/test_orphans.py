@@ -51,8 +51,8 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
     found.create()
     record = StackRecord(
         home=str(found.home),
-        airflow_url="http://127.0.0.1:8080",
-        mlflow_url="http://127.0.0.1:5000",
+        airflow_url=f"http://127.0.0.1:{preflight.free_port()}",
+        mlflow_url=f"http://127.0.0.1:{preflight.free_port()}",
         pool="gpus",
         slots=2,
         policy="fifo",
@@ -153,7 +153,7 @@ def test_a_port_of_an_orphan_is_accepted_and_one_of_another_program_refused(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        settings = resolve(tmp_path, {"airflow_port": port}, {})
+        settings = resolve(tmp_path, {"airflow_port": port, "mlflow_port": 0}, {})
         preflight.check_ports(settings, {os.getpid()})
         with pytest.raises(StackError, match=rf"process {os.getpid()}, listens"):
             preflight.check_ports(settings, set())
@@ -188,7 +188,8 @@ def test_a_refusal_leaves_what_an_earlier_stack_left_running(layout: Layout) -> 
     before = {member.pid for member in processes.members(layout.home)}
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        settings = resolve(layout.home, {"slots": 1, "airflow_port": port}, {})
+        ports = {"airflow_port": port, "mlflow_port": 0}
+        settings = resolve(layout.home, {"slots": 1, **ports}, {})
         with pytest.raises(StackError, match=f"Port {port}"):
             lifecycle.up(settings, lambda _: None)
     assert {member.pid for member in processes.members(layout.home)} == before
