@@ -34,6 +34,7 @@ from hermes_ops.trial.standby.client import (
 )
 from hermes_ops.trial.supervisor.options import SegmentOptions, parse
 from hermes_ops.trial.supervisor.supervisor import ScriptSupervisor
+from hermes_ops.trial.temporary_folder import TemporaryFolder
 from hermes_ops.trial.workspace import COPY, WorkspaceError, ensure_workspace, written_originals
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def _serve_node(gang: Gang, options: SegmentOptions, folder: Folder) -> int:
     token = os.urandom(16).hex()
     _on_stop(lambda number, _: stops.append(number))
     adopt_orphans()
+    temporary = TemporaryFolder(folder.root, token, gang.node)
     reaper = fork_reaper(at_end=lambda: sweep_up(token, wait_s=END_S))
 
     def start() -> NodeWorkers:
@@ -113,12 +115,14 @@ def _serve_node(gang: Gang, options: SegmentOptions, folder: Folder) -> int:
         if reason is not None or refused is not None:
             raise OSError(reason or (refused.ending.reason if refused else ""))
         variables = environment(ready, folder, token, os.environ)
+        variables.update(temporary.variables(variables))
         return start_node(ready, folder, variables, _command(ready), reaper)
 
     store = StoreClient(f"{gang.nodes[0].host}:{gang.port}")
     member = GangMember(gang, store, start, lambda: bool(stops), options.gang_timeout_s)
     code = member.run(options.grace_s + KILL_AFTER_S)
     sweep_up(token, wait_s=END_S)
+    temporary.close(is_last=True, has_fitted=False)
     reaper.release()
     return code
 
@@ -156,6 +160,9 @@ def _run(options: SegmentOptions, folder: Folder, parent: int) -> int:
     if supervisor.on_training is not None:
         supervisor.on_training()
     _finish(options, folder, supervisor, end)
+    is_last = end.ending.outcome is SegmentOutcome.FINISHED or not end.ending.retryable
+    temporary = TemporaryFolder(folder.root, token)
+    temporary.close(is_last=is_last, has_fitted=supervisor.status.training)
     reaper.release()
     return end.ending.code
 
@@ -167,6 +174,7 @@ def _end_leftovers(folder: Folder, token: str) -> None:
     """
     sweep_up(token, wait_s=END_S)
     own_record(folder.root).end(END_S)
+    TemporaryFolder(folder.root, token).remove_if_empty()
 
 
 def _last_step(options: SegmentOptions, folder: Folder) -> int:
@@ -262,6 +270,7 @@ def _watch(
         places.close()
         return absent
     variables = environment(options, folder, token, os.environ)
+    variables.update(TemporaryFolder(folder.root, token).variables(variables))
     try:
         if options.torchrun and places is None:
             variables, _port = _lone_worker(variables)  # it is reserved while we hold it

@@ -28,6 +28,8 @@ _TORCH_OPTIMIZER = "torch.optim.optimizer"
 _MLFLOW_CLIENT = "mlflow.tracking._tracking_service.client"
 _MLFLOW_FLUENT = "mlflow.tracking.fluent"
 
+TEMPORARY_VARIABLE = "HERMES_TEMPORARY_DIR"
+"""Variable of the script: its TMPDIR, if that is the segment's own."""
 
 HEAVY = ("tensorflow", "keras", "tf_keras", "sklearn", "numpy", "torch", "pandas", "scipy", "jax")
 _environment: tuple[tuple[str, str], ...] = ()
@@ -214,12 +216,18 @@ _NOT_OF_IMPORTS = (  # the segment's own, which differ from one to the next
 _IMPORT_NAMES = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR")
 
 
+def without_temporary_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the segment's own TMPDIR, for what outlives the segment."""
+    own = environment.get(TEMPORARY_VARIABLE)
+    return {k: v for k, v in environment.items() if k != "TMPDIR" or v != own}
+
+
 def import_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the variables of an environment on which an import may depend, sorted."""
     return tuple(
         sorted(
             (name, value)
-            for name, value in environment.items()
+            for name, value in without_temporary_folder(environment).items()
             if (name.startswith(_IMPORT_PREFIXES) or name in _IMPORT_NAMES)
             and name not in _NOT_OF_IMPORTS
         )

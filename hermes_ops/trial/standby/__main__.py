@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_ops.trial.hook import import_variables
+from hermes_ops.trial.hook import import_variables, without_temporary_folder
 from hermes_ops.trial.processes.reaper import END_S, Reaper, fork_reaper
 from hermes_ops.trial.processes.tree import adopt_orphans, end_descendants, ordinary_priority
 from hermes_ops.trial.redaction import secret_names
@@ -237,9 +237,8 @@ class StandbyServer:
     ) -> None:
         ours, theirs = socket.socketpair()
         secret = secret_names(environment)  # it may become a trial of another sweep
-        clean = {
-            k: v for k, v in environment.items() if not k.startswith(_PRIVATE) and k not in secret
-        }
+        lasting = without_temporary_folder(environment)
+        clean = {k: v for k, v in lasting.items() if not k.startswith(_PRIVATE) and k not in secret}
         clean.pop("CUDA_VISIBLE_DEVICES", None)
         reaper = fork_reaper(keep=[theirs.fileno()], subreaper=False)
         command = [profile.python, "-c", _START.format(theirs.fileno(), imports)]

@@ -119,6 +119,9 @@ def _become(message: dict[str, Any], handles: list[int]) -> None:
     os.close(handles[0])
     os.environ.clear()
     os.environ.update(message["environment"])
+    tempfile: Any = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None  # an import may have looked for it
     os.chdir(message["directory"])
     _begin_relative_paths_here()
     script = message["script"]
