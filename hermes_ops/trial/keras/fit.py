@@ -27,6 +27,7 @@ from hermes_ops.trial.keras.fit_calls import (
     note_begun,
     with_begun,
 )
+from hermes_ops.trial.keras.output_order import announce_before_printing
 from hermes_ops.trial.keras.runtime import KerasRuntime, runtime
 from hermes_ops.trial.keras.session import FitSession, KerasBackend
 from hermes_ops.trial.keras.training_state import MismatchError
@@ -207,6 +208,7 @@ def wrap_callbacks(kind: Any) -> None:
             return
         with session.files.watch():
             begin(self, logs)
+        announce_before_printing(self)
         session.on_begin(self)
 
     def on_train_end(self: Any, logs: Any = None) -> None:
