@@ -105,8 +105,10 @@ def describe_call(arguments: Mapping[str, Any]) -> FitCall:
     for depth, frame in enumerate(frames):
         values.update(_values(depth, frame))
     for name in ("x", "y"):
-        with contextlib.suppress(Exception):  # whatever foreign data may raise
-            values[name] = _sample(arguments.get(name))
+        data = arguments.get(name)
+        if hasattr(data, "shape"):  # an array: other data may be made when they are asked for
+            with contextlib.suppress(Exception):  # whatever foreign data may raise
+                values[name] = _sample(data)
     return FitCall(
         " < ".join(place),
         {name: _checksum(path) for name, path in paths.items()},
@@ -129,12 +131,12 @@ def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _values(depth: int, frame: FrameType) -> Iterator[tuple[str, int | str]]:
     for name, value in list(frame.f_locals.items())[:_MOST_NAMES]:
-        key = sys.intern(f"{depth}.{name}")
-        if isinstance(value, bool):  # a flag, which may say that the script has been resumed
+        kind, key = type(value), sys.intern(f"{depth}.{name}")
+        if kind is bool:  # a flag, which may say that the script has been resumed
             continue
-        if isinstance(value, (int, Integral)):
+        if issubclass(kind, Integral):
             yield key, int(value) if abs(int(value)) < _SMALL else _hash(str(value))
-        elif isinstance(value, (str, Path)) and not name.startswith("__"):
+        elif issubclass(kind, (str, Path)) and not name.startswith("__"):
             yield key, _hash(str(value)[:_MOST_CHARACTERS])
 
 
