@@ -21,23 +21,24 @@ from hermes_ops.trial.hook import TEMPORARY_VARIABLE
 
 _BASE = "/tmp"  # noqa: S108 - what is made there is the user's alone
 _CHOSEN = ("TMPDIR", "TEMP", "TMP")
-_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor_{user}", "TFHUB_CACHE_DIR": "tfhub_modules"}
+"""Folders in `/tmp` that PyTorch and TensorFlow Hub keep for later processes, by their variable."""
 
 
 class TemporaryFolder:
     """The folder of one segment of a trial, on one of its nodes; `token` is the segment's own."""
 
     def __init__(self, trial: Path, token: str, node: int = 0, base: str = _BASE) -> None:
-        key = hashlib.blake2b(f"{trial}\0{node}".encode(), digest_size=8).hexdigest()
+        key = hashlib.blake2b(f"{trial}\0{node}".encode(), digest_size=6).hexdigest()
         self._base = base
         self._of_trial = os.path.join(base, f"hermes-{key}-")
-        self.path = Path(self._of_trial + token[:6])
+        self.path = Path(self._of_trial + token[:4])
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Make the folder and return the variables that lead to it.
 
-        There are none where the user has chosen a folder, and where none can be made. PyTorch keeps
-        what it has compiled where it would without Hermes: later segments use it again.
+        There are none where the user has chosen a folder, and where none can be made. Libraries
+        keep what later segments use again where they would without Hermes.
         """
         if any(environment.get(name) for name in _CHOSEN):
             return {}
@@ -46,8 +47,11 @@ class TemporaryFolder:
         except OSError:
             return {}
         user = environment.get("USER") or environment.get("LOGNAME") or str(os.getuid())
-        cache = environment.get(_CACHE) or os.path.join(self._base, f"torchinductor_{user}")
-        return {"TMPDIR": str(self.path), TEMPORARY_VARIABLE: str(self.path), _CACHE: cache}
+        caches = {
+            name: environment.get(name) or os.path.join(self._base, place.format(user=user))
+            for name, place in _CACHES.items()
+        }
+        return {"TMPDIR": str(self.path), TEMPORARY_VARIABLE: str(self.path), **caches}
 
     def close(self, *, is_last: bool, has_fitted: bool) -> None:
         """Remove the folders of the trial, unless they are another user's.

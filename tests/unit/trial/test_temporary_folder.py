@@ -103,6 +103,15 @@ def test_an_empty_temporary_folder_goes_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_libraries_keep_for_later_segments_is_not_in_the_folder(tmp_path: Path) -> None:
+    folder = TemporaryFolder(tmp_path, "a", base="/tmp")
+    chosen = {"USER": "ann", "TFHUB_CACHE_DIR": "/models"}
+    variables = folder.variables(chosen)
+    folder.close(is_last=True, has_fitted=False)
+    assert variables["TORCHINDUCTOR_CACHE_DIR"] == "/tmp/torchinductor_ann"
+    assert variables["TFHUB_CACHE_DIR"] == "/models"
+
+
 def test_a_link_in_the_place_of_a_temporary_folder_is_not_followed(tmp_path: Path) -> None:
     folder = TemporaryFolder(tmp_path, "a", base=str(tmp_path))
     (tmp_path / "mine").mkdir()
