@@ -67,7 +67,7 @@ def patch_iterator(kind: Any, backend: Keras3) -> None:
             return enumerate_iterator(self)  # type: ignore[no-any-return]
         if self is session.source:
             if session.boundary_reason is not None and session.resuming_at(session.epoch):
-                backend.repeat_epochs(session, self)
+                backend.repeat_epochs(session, self, enumerate_iterator)
             return _batches(session, self, enumerate_iterator)
         if self is getattr(session.model, "_eval_epoch_iterator", None):
             _repeat_evaluations(session, self, enumerate_iterator)
@@ -111,11 +111,17 @@ def _repeat_epochs(session: FitSession, source: Any, enumerate_iterator: Any) ->
     Batches are drawn only where one iterator serves several epochs (steps_per_epoch), and in the
     first epoch if a cache keeps what is drawn in it.
     """
-    pipeline, one_iterator = session.state.pipeline, source.steps_per_epoch is not None
+    one_iterator = source.steps_per_epoch is not None
     if type(source.data_adapter).__name__ == "ArrayDataAdapter" and not one_iterator:
         return
-    if session.boundary_reason is not None or session.resume_epoch == session.first_epoch:
+    if session.boundary_reason is None:
+        _repeat_pipeline(session, source, enumerate_iterator)
+
+
+def _repeat_pipeline(session: FitSession, source: Any, enumerate_iterator: Any) -> None:
+    if session.resume_epoch == session.first_epoch:
         return
+    pipeline, one_iterator = session.state.pipeline, source.steps_per_epoch is not None
     as_begun = pipeline.values()
     pipeline.put_back_first()
     if one_iterator:
@@ -235,7 +241,7 @@ class Keras3:
         adapter = session.source.data_adapter
         return adapter._dataset if type(adapter).__name__ == "TFDatasetAdapter" else None
 
-    def repeat_epochs(self, session: FitSession, source: Any) -> None:
+    def repeat_epochs(self, session: FitSession, source: Any, enumerate_iterator: Any) -> None:
         """Do nothing: data that are resumed at the start of an epoch only cannot be repeated."""
 
     def repeat_fit(self, session: FitSession) -> None:
@@ -327,17 +333,10 @@ class Keras3AtEpochs(Keras3):
         reason = why_not_repeatable(dataset) if dataset is not None else None
         return f"Keras runs on {self._name}" + (f", and {reason}" if reason else "")
 
-    def repeat_epochs(self, session: FitSession, source: Any) -> None:
-        """Begin the iterators of the epochs before: a seeded shuffle of tf.data counts them."""
-        dataset = self.dataset(session)
-        if dataset is not None and why_not_repeatable(dataset) is None:
-            as_begun = session.state.pipeline.values()
-            for _ in range(session.first_epoch, session.resume_epoch):
-                next(iter(source._get_iterator()), None)
-            _put_back(session, as_begun)
-
-    def _repeat_training(self, session: FitSession) -> None:
-        self.repeat_epochs(session, session.source)
+    def repeat_epochs(self, session: FitSession, source: Any, enumerate_iterator: Any) -> None:
+        """Repeat the iterators of the epochs before: a seeded shuffle of tf.data counts them."""
+        if is_repeatable(self.dataset(session)):
+            _repeat_pipeline(session, source, enumerate_iterator)
 
     def _source_options(self, session: FitSession) -> dict[str, Any]:  # noqa: ARG002
         return {}

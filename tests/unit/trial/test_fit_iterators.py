@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.trial.keras.keras2 import Keras2
-from hermes_ops.trial.keras.keras3 import Keras3, _repeat_epochs
+from hermes_ops.trial.keras.keras3 import Keras3, Keras3AtEpochs, _repeat_epochs
 from hermes_ops.trial.keras.pipeline import PipelineState
 
 
@@ -148,3 +149,59 @@ def test_what_a_callback_sets_for_an_epoch_stays_when_that_epoch_is_resumed_at_i
     strength.assign(0.3)  # by `on_epoch_begin`
     _repeat_epochs(resumed, source, Source._enumerate_iterator)
     assert strength.value == begins_with
+
+
+class ShuffleDataset(Dataset):
+    """As one that counts its iterators, of two batches each; it goes by its name."""
+
+    _seed, _seed2 = 1, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.iterators += 1
+        for batch in range(2):
+            self.drawn += 1
+            yield batch
+
+
+class RepeatDataset(Dataset):
+    """As two rounds of a shuffle, or as one without end."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count, self.shuffle = count, ShuffleDataset()
+
+    def __iter__(self) -> Iterator[int]:
+        rounds = itertools.count() if self._count == -1 else range(self._count)
+        return (batch for _ in rounds for batch in self.shuffle)
+
+    def _inputs(self) -> list[Any]:
+        return [self.shuffle]
+
+
+class Epochs(Source):
+    """As the iterator of Keras 3: with `steps_per_epoch` one iterator serves all epochs."""
+
+    iterator: Iterator[int] | None = None
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        if self.iterator is None or self.steps_per_epoch is None:
+            self.iterator = iter(self._dataset)
+        for step in range(self.steps_per_epoch or 4):
+            yield step, step, self.iterator
+
+
+@pytest.mark.parametrize(("count", "steps_per_epoch", "drawn"), [(-1, 3, 9), (2, None, 12)])
+def test_on_jax_and_pytorch_a_shuffle_before_a_repetition_has_counted_the_epochs_before_a_stop(
+    count: int, steps_per_epoch: int | None, drawn: int
+) -> None:
+    dataset = RepeatDataset(count)
+    source = Epochs(dataset, steps_per_epoch)
+    resumed = session(source, Dataset())
+    resumed.state.pipeline, resumed.resume_batch = PipelineState(None, None), 0
+    Keras3AtEpochs("JAX").repeat_epochs(resumed, source, Epochs._enumerate_iterator)
+    assert dataset.shuffle.drawn == drawn
+    assert dataset.shuffle.iterators == -(-drawn // 2)
