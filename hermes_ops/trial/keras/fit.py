@@ -71,6 +71,7 @@ def _count_call(process: KerasRuntime, call: FitCall) -> int:
     process.records += records[left_out.start : left_out.stop]
     process.calls += [*known[left_out.start : left_out.stop], call]
     process.fit_count = number + 1
+    process.note_call()
     if left_out:
         first = left_out.start + 1
         calls = f"call {first}" if first == number else f"calls {first} to {number}"
@@ -138,7 +139,7 @@ def _train(
     elif here:
         backend.begin_at(arguments, session.resume_epoch)
     if process.group.is_leader:
-        note_begun(process.folder, number, process.calls[number])
+        note_begun(process.folder, number, process.calls[-1])
     session.prepare()
     before = signal.getsignal(signal.SIGTERM)
     result = _call(process, original, call, session)

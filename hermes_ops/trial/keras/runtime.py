@@ -24,6 +24,7 @@ from hermes_ops.trial.keras import checkpoint_files
 from hermes_ops.trial.keras.cache_locks import release_locks
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
 from hermes_ops.trial.keras.fit_calls import FitCall
+from hermes_ops.trial.keras.fit_processes import calls_before, has_failed, note_calls
 from hermes_ops.trial.keras.ranks import fit_ranks, started_horovod
 from hermes_ops.trial.keras.temporary_files import remove_temporary_files
 from hermes_ops.trial.metrics import Metric, MetricsFile
@@ -98,7 +99,30 @@ class KerasRuntime:
                 return False
             self._owner = handle
             self._load()
+            if not self._go_on_counting(handle):
+                os.close(handle)
+                self._owner, self.resume, self.resumed = None, None, {}
+                return False
         return True
+
+    def _go_on_counting(self, handle: int) -> bool:
+        """Count the calls of the segment's earlier processes; False if their end is not known."""
+        if self.group.is_distributed:
+            return True
+        records = self.resumed.get("records", [])
+        before = calls_before(handle, len(records))
+        if before is None:
+            return False
+        self.fit_count = before
+        self.records = list(records[:before])
+        self.calls = list(self.resumed.get("calls", ())[:before])
+        note_calls(handle, before)
+        return True
+
+    def note_call(self) -> None:
+        """Record that a call of `fit` has been counted."""
+        if self._owner is not None and not self.group.is_distributed:
+            note_calls(self._owner, self.fit_count)
 
     def _lock_path(self) -> Path:
         """Return the lock of this rank's one process that is watched."""
@@ -232,6 +256,8 @@ class KerasRuntime:
         """
         if os.getpid() == self._pid and self._owner is not None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if not (has_failed() or self.group.is_distributed):
+                note_calls(self._owner, self.fit_count, has_ended=True)
 
     def exit_preempted(self) -> None:
         """End the process as preempted; the user's `finally` and atexit code is not run."""

@@ -549,3 +549,52 @@ def test_a_script_that_leaves_out_the_call_of_fit_in_which_it_was_stopped_begins
     with pytest.raises(MismatchError, match="has left out fit call 3, in which it was stopped"):
         trial.run(lambda: train([7], None))
     assert trial.run(lambda: train([7], None)) == []
+
+
+def fit_in_processes(trial: Trial, kill: tuple[int, int] | None, fails: int = -1) -> list[Any]:
+    """Run a segment of three processes, one after the other; `fails`: which is started again."""
+    os.environ["HERMES_SEGMENT"] = os.urandom(4).hex()
+    ends: list[Any] = []
+    for fold in [n for n in range(3) for _ in range(2 if n == fails else 1)]:
+        sys.argv[1:] = [f"--fold={fold}"]
+        has_failed = fold == fails and len(ends) == fold
+
+        def script(fold: int = fold, has_failed: bool = has_failed) -> list[Any]:
+            np.random.seed(fold)
+            model = Model()
+
+            def die(number: int, epoch: int) -> None:
+                if (number, epoch) == kill or (has_failed and epoch == 1):
+                    raise KilledError
+
+            call_fit(fold, model, 3, die)
+            process.runtime().at_exit()
+            return [fold, float(model.weight.numpy()[0])]
+
+        ended = trial.run(script)
+        if ended is None and not has_failed:
+            return []
+        ends.append(ended)
+    return [end for end in ends if end is not None]
+
+
+@pytest.mark.usefixtures("_keras")
+@pytest.mark.parametrize("kills", [[], [(1, 1)], [(0, 0), (2, -1), (2, 2)]])
+def test_processes_that_call_fit_one_after_the_other_each_have_their_own_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setenv("HERMES_SEGMENT", "")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    expected = []
+    for fold in range(3):
+        np.random.seed(fold)
+        model = Model()
+        model.fit(3)
+        expected.append([fold, float(model.weight.numpy()[0])])
+    trial = Trial(tmp_path)
+    for kill in kills:
+        assert fit_in_processes(trial, kill) == []
+    assert fit_in_processes(trial, None) == expected
+    assert [step for step, _ in _curve(tmp_path)] == list(range(1, 10))
+    again = Trial(tmp_path / "again")
+    assert fit_in_processes(again, None, fails=1) == expected
