@@ -129,8 +129,7 @@ class Applier:
             a.job: self.requests.submit(self._preempt, *find(sweeps, a.job), a, snapshot.time_s)
             for a in self._recorded(snapshot, ends, ages_s)
         }
-        doubtful = frozenset(self._doubtful(sweeps))
-        starts = {a.job: a for a in actions if isinstance(a, Start) and a.job not in doubtful}
+        starts = {action.job: action for action in self._grantable(sweeps, actions)}
         slotless: frozenset[JobId] = frozenset()
         asked: Mapping[JobId, Future[Lease]] = {}
         leases: dict[JobId, Lease] = {}
@@ -224,6 +223,26 @@ class Applier:
         queue = queue_of(of_slot[gpus[0]]) if of_slot else trial.row.queue
         return (trial.row.pool_slots, trial.row.queue) != (slots_for(gpus), queue)
 
+    def _grantable(
+        self, sweeps: Mapping[str, SweepState], actions: Iterable[Action]
+    ) -> Iterator[Start]:
+        """Yield the starts, without those of tasks that have to leave their slots first.
+
+        These are doubtful, or their next GPUs are on another machine.
+        """
+        doubtful = frozenset(self._doubtful(sweeps))
+        for action in actions:
+            if not isinstance(action, Start) or action.job in doubtful:
+                continue
+            _, trial = find(sweeps, action.job)
+            if not (trial.is_resizing and self._is_elsewhere(trial, action.gpus)):
+                yield action
+
+    def _is_elsewhere(self, trial: TrialRecords, gpus: tuple[int, ...]) -> bool:
+        """Return whether these GPUs are on another machine than that of the trial's lease."""
+        of_slot, lease = self.machines.of_slot, trial.lease
+        return bool(of_slot) and lease is not None and of_slot[gpus[0]] != lease.machine
+
     def _doubtful(self, sweeps: Mapping[str, SweepState]) -> Iterator[JobId]:
         """Yield the trials whose tasks wait in their slots after a grant that has failed.
 
@@ -265,7 +284,7 @@ class Applier:
                 subject, TAKE_BACK, self._executor.run, sweep, commands, now_s
             )
         else:
-            resize = isinstance(action, Resize)
+            resize = isinstance(action, Resize) and not self._is_elsewhere(trial, action.gpus)
             command = preempt(trial, action.reason.text, resize=resize)
             done = self._executor.attempt(sweep, command, now_s)
         return None if done is None else Done(trial.phase is Phase.STARTING)

@@ -28,10 +28,27 @@ from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.hosts import WRONG_HOST
 from hermes_ops.airflow.machines import MachineSlots, mismatch, on_this_machine
 from hermes_ops.airflow.metadata_rows import PoolRow
-from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, SegmentRecord, decode, encode
+from hermes_ops.airflow.records import (
+    LEASE_KEY,
+    SEGMENT_KEY,
+    STOP_KEY,
+    SegmentRecord,
+    decode,
+    encode,
+)
 from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
-from hermes_ops.core.model import Gpu, Grant, JobId, Phase, Plan, Reason, Snapshot, Start
+from hermes_ops.core.model import (
+    Gpu,
+    Grant,
+    JobId,
+    Phase,
+    Plan,
+    Reason,
+    Resize,
+    Snapshot,
+    Start,
+)
 from hermes_ops.errors import HermesError, Unavailable
 from tests.unit.airflow.builders import (
     SWEEP,
@@ -39,6 +56,7 @@ from tests.unit.airflow.builders import (
     Journal,
     lease,
     pending,
+    resizing,
     row,
     running,
     segment,
@@ -189,6 +207,35 @@ def test_a_task_that_still_asks_for_another_queue_is_held_back_before_its_lease_
     outside.forget()
     granted(sweep_with(before), 1, outside)  # the same machine: it may start at once
     assert outside.of("rank", "put")[0][0] == "put"
+
+
+def apply_on_machines(trial: TrialRecords, action: Start | Resize) -> Journal:
+    outside, gpus = Journal(), tuple(Gpu(i, name) for i, name in enumerate(PAIR.of_slot))
+    world = sweep_with(trial, checkpoints={"store": "s3://bucket/prefix"})
+    snapshot = Snapshot(NOW_S, gpus, tuple(world.jobs(NOW_S, PAIR.of_slot)))
+    applier = outside.applier()
+    applier.machines = applier._granting.machines = PAIR
+    plan = Plan((Grant(action.job, action.gpus),))
+    applier.apply({SWEEP: world}, snapshot, plan, (action,), {SWEEP: 0.0})
+    return outside
+
+
+def on_machine_a(trial: TrialRecords) -> TrialRecords:
+    return replace(trial, lease=lease(gpus=(0,), machine="a", local_gpus=(0,), host=""))
+
+
+@pytest.mark.parametrize(("gpus", "keeps_slots"), [((0, 1), True), ((2, 3), False)])
+def test_a_resize_keeps_the_slots_of_its_task_only_where_the_new_gpus_are_on_its_machine(
+    gpus: tuple[int, ...], keeps_slots: bool
+) -> None:
+    job = JobId(f"{SWEEP}/0")
+    told = apply_on_machines(on_machine_a(running(0, 0)), Resize(job, gpus, Reason("it grows")))
+    (flag,) = (c[3] for c in told.of("put") if c[2] == STOP_KEY)
+    assert flag["resize"] is keeps_slots
+    waits = on_machine_a(resizing(0, 1, 0))
+    outside = apply_on_machines(waits, Start(job, gpus, Reason("it grows")))
+    written = [(c[2], c[3].get("resize"), c[3].get("machine")) for c in outside.of("put")]
+    assert written == ([(LEASE_KEY, None, "a")] if keeps_slots else [(STOP_KEY, False, None)])
 
 
 # -- where trials may run --------------------------------------------------------------------------
