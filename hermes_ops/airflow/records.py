@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -297,6 +297,15 @@ class SegmentRecord(StoredRecord):
         restore_s = self.restore_s if self.segments > 1 else None
         lead_s = (self.waited_s or 0.0) + (self.startup_s or 0.0) + (restore_s or 0.0)
         return self.started_s + lead_s
+
+    def continued(self) -> SegmentRecord:
+        """Return the record of a trial that has ended and continues, as a person has asked.
+
+        Its failures count from 0. If it had failed for good, it may have as many workers as before:
+        the cause may have been removed.
+        """
+        failed_size = None if self.final == "failed" else self.failed_size
+        return replace(self, running=False, final=None, failures=0, failed_size=failed_size)
 
 
 def encode(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any of the records above

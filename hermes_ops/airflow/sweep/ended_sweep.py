@@ -191,8 +191,8 @@ class EndedSweep:
             restore_plan_values(self.airflow, self.plan, self.record, self.sweep)
         for number, segment in going_on.items():
             if segment is not None:
-                again = replace(segment, running=False, final=None, failures=0)
-                self.airflow.put_state(self._trial(number), SEGMENT_KEY, encode(again))
+                again = encode(segment.continued())
+                self.airflow.put_state(self._trial(number), SEGMENT_KEY, again)
             if (run := self.runs.get(number)) is not None:
                 self.tracker.reopen(run.run_id, [t for t in TRIAL_END_TAGS if t in run.tags])
         self._reopen(config, (), {})

@@ -132,7 +132,7 @@ class UserClear:
         for run in self.tracker.trials(self.sweep):
             if run.number == trial.number:
                 self.tracker.reopen(run.run_id, [t for t in TRIAL_END_TAGS if t in run.tags])
-        again = replace(trial.segment, running=False, final=None, failures=0, task="")
+        again = replace(trial.segment.continued(), task="")
         self.client.put_state(self.task, SEGMENT_KEY, encode(again))
         return replace(trial, segment=again)
 

@@ -247,6 +247,21 @@ def test_trials_that_failed_are_resumed_when_told_with_all_their_tries() -> None
     assert (again.final, again.failures) == (None, 0)
 
 
+@pytest.mark.parametrize(
+    ("state", "word", "kept"), [("failed", "failed", None), ("skipped", "cancelled", 4)]
+)
+def test_a_trial_that_failed_is_resumed_with_all_its_sizes_and_one_that_was_stopped_without_those(
+    state: str, word: str, kept: int | None
+) -> None:
+    services = ended({0: "success", 1: state})
+    failed = segment(running=False, final=word, step=7, failures=1, failed_size=4)
+    services.records["trial", 1, SEGMENT_KEY] = encode(failed)
+    assert found(services).resume(BudgetChanges(), failed=True) == (1,)
+    again = decode(SegmentRecord, services.records["trial", 1, SEGMENT_KEY])
+    assert again is not None
+    assert again.failed_size == kept
+
+
 def test_a_resumed_trial_waits_for_a_lease_with_its_old_configuration() -> None:
     resumed = segment(running=False, ended_s=110.0)
     trial = TrialRecords(row(1), lease(), None, resumed)

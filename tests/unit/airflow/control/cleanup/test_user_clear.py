@@ -19,7 +19,14 @@ from hermes_ops.airflow.control.cleanup.user_clear import (
 from hermes_ops.airflow.control.reconcile import END, RecordEnd
 from hermes_ops.airflow.control.trial_state import TrialRecords, TrialState
 from hermes_ops.airflow.folders import TrialFolder
-from hermes_ops.airflow.records import CloseRecord, Lease, SegmentRecord, decode, encode
+from hermes_ops.airflow.records import (
+    SEGMENT_KEY,
+    CloseRecord,
+    Lease,
+    SegmentRecord,
+    decode,
+    encode,
+)
 from hermes_ops.core.model import Phase
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.locks import lock_file
@@ -115,6 +122,15 @@ def test_a_cleared_trial_goes_on_in_its_run_with_its_failures_forgiven() -> None
     assert (put[2], record.final, record.failures, record.step) == ("hermes_segment", None, 0, 7)
     assert journal.of("reopen") == [("reopen", "run-0")]
     assert [t.phase for t in sweep.trials] == [Phase.WAITING]
+
+
+def test_a_cleared_trial_that_had_failed_may_have_as_many_workers_again() -> None:
+    outside = Journal()
+    failed = ended("failed", failures=3, failed_size=2)
+    outside.applier().settle(sweep_with(failed), NOW_S)
+    (again,) = (decode(SegmentRecord, c[3]) for c in outside.of("put") if c[2] == SEGMENT_KEY)
+    assert again is not None
+    assert (again.failures, again.failed_size) == (0, None)
 
 
 def test_a_cleared_trial_that_had_finished_gets_its_success_back() -> None:
