@@ -159,6 +159,7 @@ class Explanation:
     `ended`: the final state of one that has ended, and why, as far as MLflow tells.
     `deadline`: when its sweep ends at the latest, empty without a deadline.
     `not_preemptible`: why it cannot be preempted now; empty where it can.
+    `limited`: how many GPUs it gets at most, and why; empty where it gets all of its range.
     `problems`: a line for each step that fails for it now, and one if the controller's rounds fail.
     """
 
@@ -171,6 +172,7 @@ class Explanation:
     problems: Sequence[str] = ()
     not_preemptible: str = ""
     deadline: str = ""
+    limited: str = ""
 
     @property
     def now(self) -> str:
@@ -316,6 +318,7 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
             f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."
         )
     age_s = max(0.0, time.time() - view["time_s"])
+    facts = view.get("sweeps", {}).get(sweep, {})
     return Explanation(
         trial,
         job,
@@ -324,8 +327,9 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
         tuple(reversed(found)),
         ended,
         tuple(problems),
-        view.get("sweeps", {}).get(sweep, {}).get("not_preemptible", {}).get(str(number), ""),
+        facts.get("not_preemptible", {}).get(str(number), ""),
         deadline_line(view, sweep, time.time()),
+        facts.get("limited", {}).get(str(number), ""),
     )
 
 

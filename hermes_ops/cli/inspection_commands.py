@@ -279,6 +279,8 @@ def _why(explained: Explanation) -> list[str]:
         lines.append(f"  it would change with: {job['would_change']}")
     if explained.not_preemptible:
         lines.append(f"  it cannot be preempted now: {explained.not_preemptible}")
+    if explained.limited:
+        lines.append(f"  it gets at most {explained.limited}")
     return lines
 
 

@@ -206,7 +206,7 @@ def job(
     phase, segment = trial.phase, trial.segment or _before_the_first(facts)
     holds = phase in (Phase.STARTING, Phase.RUNNING)
     chosen = configuration(trial, drawn)
-    most_gpus, sizes = _sizes_below(facts, segment.failed_size)
+    most_gpus, sizes = sizes_below(facts, segment.failed_size)
     return Job(
         id=job_id(facts.sweep, trial.number),
         sweep=facts.sweep,
@@ -253,7 +253,7 @@ def _requested_batch(facts: SweepFacts, chosen: tuple[tuple[str, Value], ...]) -
     return own_batch(dict(chosen).get(facts.batch_parameter), facts.least_processes)
 
 
-def _sizes_below(facts: SweepFacts, failed_size: int | None) -> tuple[int, tuple[int, ...]]:
+def sizes_below(facts: SweepFacts, failed_size: int | None) -> tuple[int, tuple[int, ...]]:
     """Return the largest number of GPUs and the list of sizes, without those that have failed.
 
     Those are `failed_size` and all above it, unless the trial takes none below it.

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.folders import home
+from hermes_ops.core.amounts import counted
 from hermes_ops.trial.files import replace_file
 
 if TYPE_CHECKING:  # a command that reads the view needs nothing of what the controller imports
@@ -147,6 +148,7 @@ def _sweep(sweep: SweepState) -> dict[str, Any]:
         **({"failures": lines} if (lines := failures(sweep)) else {}),
         **({"interrupted": texts} if (texts := dict(_interrupted(sweep))) else {}),
         **({"stuck": stuck} if (stuck := _stuck(sweep)) else {}),
+        **({"limited": limited} if (limited := dict(_limited(sweep))) else {}),
     }
 
 
@@ -190,6 +192,21 @@ def _stuck(sweep: SweepState) -> list[str]:
 
     segments = ((t.number, t.segment) for t in sweep.trials if not t.has_ended)
     return [str(number) for number, segment in segments if segment and is_stuck(segment)]
+
+
+def _limited(sweep: SweepState) -> Iterator[tuple[str, str]]:
+    """Yield the trials that get fewer GPUs than their range allows, each with the reason."""
+    from hermes_ops.airflow.control.jobs import sizes_below
+
+    facts = sweep.spec.facts
+    for trial in sweep.trials:
+        failed_size = (
+            None if trial.segment is None or trial.has_ended else trial.segment.failed_size
+        )
+        most, _ = sizes_below(facts, failed_size)
+        if most < (facts.most_gpus or facts.gpus):
+            why = f"on {failed_size} it has failed, or could not be started"
+            yield str(trial.number), f"{counted(most, 'GPU')}, as {why}"
 
 
 def _not_preemptible(sweep: SweepState) -> Iterator[tuple[str, str]]:

@@ -119,6 +119,16 @@ def test_a_trial_that_cannot_be_preempted_is_explained_with_the_reason() -> None
     assert "  it cannot be preempted now: it writes no checkpoint" in text.splitlines()
 
 
+def test_a_trial_that_gets_fewer_gpus_after_a_failure_is_explained_with_their_number() -> None:
+    standing()
+    assert "at most" not in explanation(connection(), TRIAL, 5)
+    view = json.loads(view_path("gpus").read_text())
+    view["sweeps"] = {"digits-1": {"limited": {"3": "1 GPU, as on 2 it has failed"}}}
+    view_path("gpus").write_text(json.dumps(view))
+    text = explanation(connection(), TRIAL, 5)
+    assert "  it gets at most 1 GPU, as on 2 it has failed" in text.splitlines()
+
+
 def test_the_deadline_of_its_sweep_is_said() -> None:
     standing()
     view = json.loads(view_path("gpus").read_text())

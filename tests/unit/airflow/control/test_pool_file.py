@@ -95,6 +95,19 @@ def test_a_trial_that_cannot_be_preempted_is_named_with_the_reason_once_it_is_kn
     assert not_preemptible_of(running(0, 0), trial=fixed) == {"0": reason}
 
 
+def test_a_trial_that_gets_fewer_gpus_after_a_failure_is_named_with_the_reason() -> None:
+    spec = sweep_file()["trial"] | {"gpus": {"min": 1, "max": 4}, "workers": "one_per_gpu"}
+    failed = [
+        replace(running(n, n), segment=segment(gpus=(n,), failed_size=size))
+        for n, size in enumerate((3, 2, None))
+    ]
+    why = "it has failed, or could not be started"
+    named = {"0": f"2 GPUs, as on 3 {why}", "1": f"1 GPU, as on 2 {why}"}
+    assert facts_of(*failed, trial=spec)["limited"] == named
+    two = spec | {"gpus": {"min": 2, "max": 4}}
+    assert "limited" not in facts_of(failed[1], failed[2], trial=two)
+
+
 def test_what_is_said_of_values_that_are_not_read_is_in_the_view() -> None:
     unread = replace(running(1, 1), segment=segment(gpus=(1,), advice="no value of 'x'"))
     assert facts_of(running(0, 0), unread)["advice"] == {"1": "no value of 'x'"}
