@@ -29,6 +29,11 @@ RANK_VARIABLE, SIZE_VARIABLE = "HERMES_RANK", "HERMES_SIZE"
 GROUP_VARIABLE = "HERMES_GROUP_DIR"
 STORE_VARIABLE = "HERMES_GROUP_STORE"
 RESIZE_VARIABLE = "HERMES_RESIZE"
+RATE_VARIABLE = "HERMES_SCALE_LEARNING_RATE"
+_OF_FIT = {
+    "trial.scale_learning_rate: hermes": (RATE_VARIABLE, "hermes"),
+    "trial.resize: epoch": (RESIZE_VARIABLE, "epoch"),
+}
 _STOP = "stop.json"
 _STOP_PLACE = "hermes", "stop"  # scope and key in the store
 _TOUCH_S = 1.0
@@ -83,6 +88,20 @@ class TrialRank(NamedTuple):
 def is_follower() -> bool:
     """Tell whether this process is one that reports nothing: not rank 0 of its trial."""
     return os.environ.get(RANK_VARIABLE, "0") != "0"
+
+
+def settings_without_effect(environment: Mapping[str, str]) -> str:
+    """Return which settings of a sweep a script ignores that trains without `Model.fit` of Keras.
+
+    Empty if it has none of them.
+    """
+    found = [key for key, (name, value) in _OF_FIT.items() if environment.get(name) == value]
+    if not found:
+        return ""
+    return (
+        f"{' and '.join(found)}: without effect, as the script does not train by Model.fit of "
+        "Keras: let it scale its learning rate by WORLD_SIZE, and stop where it can, itself"
+    )
 
 
 def rank_seed(seed: int, rank: int) -> int:

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from hermes_ops.trial.group import RATE_VARIABLE
 from hermes_ops.trial.keras.ranks import plain_optimizer
 from hermes_ops.trial.keras.resize import (
     HERMES,
     OFF,
-    RATE_VARIABLE,
     SCRIPT,
     SizeChange,
     rate_scaling,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from hermes_ops.trial.keras.callback_paths import match_callbacks
 from hermes_ops.trial.keras.python_state import digest
 
-RATE_VARIABLE = "HERMES_SCALE_LEARNING_RATE"
 SCRIPT, HERMES, OFF = "script", "hermes", "off"
 _RANDOM_KEYS = ("k/random/", "k/global/")
 _CALLBACK = re.compile(r"callback/\d+")

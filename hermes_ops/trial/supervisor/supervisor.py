@@ -256,8 +256,8 @@ class ScriptSupervisor:
         return (is_hurried or is_over) and now_s >= soonest_s
 
     def _say_once(self, kind: str, text: str) -> None:
-        """Say something in the output, once in the trial; its failure may repeat it."""
-        if kind in self._notes:
+        """Say a text, if any, in the output, once in the trial; its failure may repeat it."""
+        if not text or kind in self._notes:
             return
         self._notes[kind] = self._mask.text(text)
         if kind not in self.status.said and self._relay is not None:
@@ -341,6 +341,8 @@ class ScriptSupervisor:
                     self._switch_cost.note_report(self._received_s or time.time(), metric.step)
             if metric.name == self._options.objective:
                 self._warn_of_foreign_start(metric)
+                if self.group is not None and not self._has_hook and metric.step > 1:
+                    self._say_once("settings", self.group.ignored_settings)
                 self._objective_seen, self.status.advice = True, ""
                 if self._retention is not None:
                     self._retention.value(metric.value, time.time())

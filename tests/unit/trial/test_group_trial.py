@@ -114,6 +114,20 @@ def says(process: subprocess.Popen[bytes], word: bytes) -> None:
     raise AssertionError(f"{word!r} was never printed")
 
 
+@pytest.mark.parametrize("value", ["hermes", "off"])
+def test_a_script_without_the_hook_is_told_which_settings_have_no_effect_on_it(
+    trial: GroupTrial, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("HERMES_SCALE_LEARNING_RATE", value)
+    trial.write(
+        "for epoch in (1, 2):", "    print(f'epoch={epoch} loss=1', flush=True)", "barrier()"
+    )
+    code, output = trial.run()
+    assert code == 0
+    said = output.count(b"trial.scale_learning_rate: hermes: without effect")
+    assert said == (value == "hermes")
+
+
 def test_workers_that_meet_and_end_are_one_trial_that_has_finished(trial: GroupTrial) -> None:
     trial.write("print(f'epoch=1 loss={rank + 1}')", "print('rank', rank, 'of', size)")
     code, output = trial.run(workers=3)
