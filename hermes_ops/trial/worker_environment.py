@@ -64,8 +64,7 @@ class GroupAddresses(NamedTuple):
     def variables(self, rank: int) -> dict[str, str]:
         """Return the variables that a trial on one node does not have, or has otherwise."""
         if self.gang is None:
-            store = f"{LOOPBACK}:{self.master_port}"
-            return {"HOROVOD_HOSTNAME": HOSTNAME, "JAX_COORDINATOR_BIND_ADDRESS": store}
+            return {"HOROVOD_HOSTNAME": HOSTNAME}
         node = self.gang.place(rank).node
         return {
             "HOROVOD_HOSTNAME": scope_name(node),
@@ -110,8 +109,7 @@ def worker_environment(
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.first_host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(group.rendezvous_port),
         **_torchrun_variables(rank, group.size, place, (group.first_host, group.master_port)),
-        "JAX_COORDINATOR_ADDRESS": f"{group.first_host}:{group.master_port}",
-        "JAX_LOCAL_DEVICE_IDS": local_rank,
+        **_jax_variables(place, (group.first_host, group.master_port)),
         **group.variables(rank),
     }
     if group.task_ports:
@@ -120,14 +118,25 @@ def worker_environment(
 
 
 def lone_worker_environment(environment: Mapping[str, str], port: int) -> dict[str, str]:
-    """Return the environment of the one worker of a trial that may have several: torchrun's.
+    """Return the environment of the one worker of a trial that may have several: torchrun's, JAX'.
 
-    A script for `torchrun` reads its variables on one GPU too. All else is as without workers:
-    Horovod's size is 1, and no group is there.
+    A script for several processes reads these variables on one GPU too. All else is as without
+    workers: Horovod's size is 1, and no group is there.
     """
-    place = RankPlace(0, 0, 1, 0, 1)
-    own = _torchrun_variables(0, 1, place, (LOOPBACK, port))
+    place, master = RankPlace(0, 0, 1, 0, 1), (LOOPBACK, port)
+    own = {**_torchrun_variables(0, 1, place, master), **_jax_variables(place, master)}
     return {**_LOOPBACK_ALONE, **environment, **own}
+
+
+def _jax_variables(place: RankPlace, master: tuple[str, int]) -> dict[str, str]:
+    """Return the variables of JAX; on one machine its store listens on the loopback alone."""
+    address = f"{master[0]}:{master[1]}"
+    bound = {"JAX_COORDINATOR_BIND_ADDRESS": address} if master[0] == LOOPBACK else {}
+    return {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_LOCAL_DEVICE_IDS": str(place.local_rank),
+        **bound,
+    }
 
 
 def _torchrun_variables(

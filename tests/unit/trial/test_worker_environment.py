@@ -71,15 +71,23 @@ def test_pytorch_on_one_machine_connects_by_loopback_unless_told_otherwise() -> 
     assert worker_environment(own, 0, addresses(2))["GLOO_SOCKET_IFNAME"] == "eth1"
 
 
-def test_a_worker_alone_differs_by_nothing_but_pytorchs_variables() -> None:
+def test_a_worker_alone_differs_by_nothing_but_the_variables_of_pytorch_and_jax() -> None:
     found = lone_worker_environment({"PATH": "/bin", "RANK": "3"}, 40_003)
     assert (found.pop("RANK"), found.pop("WORLD_SIZE"), found.pop("MASTER_PORT")) == (
         "0", "1", "40003",
     )  # fmt: skip
     assert set(found) == {
         "PATH", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME",
-        "NCCL_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS",
+        "JAX_LOCAL_DEVICE_IDS",
     }  # fmt: skip
+
+
+def test_jax_starts_on_one_gpu_as_on_several() -> None:
+    alone = lone_worker_environment({}, 40_002)
+    first = worker_environment({}, 0, addresses(2))
+    names = [name for name in first if name.startswith("JAX_")]
+    assert {name: alone.get(name) for name in names} == {name: first[name] for name in names}
 
 
 def test_jax_is_told_where_the_first_worker_is_and_to_take_the_gpu_of_its_rank() -> None:
