@@ -273,7 +273,7 @@ def _watch(
     variables.update(TemporaryFolder(folder.root, token).variables(variables))
     try:
         if options.torchrun and places is None:
-            variables, _port = _lone_worker(variables)  # it is reserved while we hold it
+            variables, _ports = _lone_worker(options, variables)  # reserved while we hold them
         child = _start(options, supervisor, variables, reaper, places)
     except OSError as error:
         if places is not None:
@@ -297,13 +297,15 @@ def _open_meeting_places(options: SegmentOptions, folder: Folder) -> MeetingPlac
     return open_meeting_places(options, folder)
 
 
-def _lone_worker(variables: Mapping[str, str]) -> tuple[dict[str, str], ReservedPort]:
-    """Return the environment of the one worker, and its port, reserved while it is held."""
+def _lone_worker(
+    options: SegmentOptions, variables: Mapping[str, str]
+) -> tuple[dict[str, str], Sequence[ReservedPort]]:
+    """Return the environment of the one worker, and its ports, reserved while they are held."""
     from hermes_ops.trial.ports import reserve_ports
     from hermes_ops.trial.worker_environment import lone_worker_environment
 
-    (port,) = reserve_ports(1)
-    return lone_worker_environment(variables, port.number), port
+    ports = reserve_ports(2 if options.tf_config else 1)
+    return lone_worker_environment(variables, *(port.number for port in ports)), ports
 
 
 def _await_nodes(

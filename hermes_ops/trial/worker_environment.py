@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,18 +113,23 @@ def worker_environment(
         **group.variables(rank),
     }
     if group.task_ports:
-        result["TF_CONFIG"] = json.dumps(_tf_config(rank, group))
+        tasks = [group.task_address(other) for other in range(group.size)]
+        result["TF_CONFIG"] = _tf_config(rank, tasks)
     return result
 
 
-def lone_worker_environment(environment: Mapping[str, str], port: int) -> dict[str, str]:
+def lone_worker_environment(
+    environment: Mapping[str, str], port: int, task_port: int | None = None
+) -> dict[str, str]:
     """Return the environment of the one worker of a trial that may have several: torchrun's, JAX'.
 
-    A script for several processes reads these variables on one GPU too. All else is as without
-    workers: Horovod's size is 1, and no group is there.
+    A script for several processes reads these variables on one GPU too, and with a `task_port`
+    TF_CONFIG. All else is as without workers: Horovod's size is 1, and no group is there.
     """
     place, master = RankPlace(0, 0, 1, 0, 1), (LOOPBACK, port)
     own = {**_torchrun_variables(0, 1, place, master), **_jax_variables(place, master)}
+    if task_port is not None:
+        own["TF_CONFIG"] = _tf_config(0, [f"{LOOPBACK}:{task_port}"])
     return {**_LOOPBACK_ALONE, **environment, **own}
 
 
@@ -152,9 +157,9 @@ def _torchrun_variables(
     }
 
 
-def _tf_config(rank: int, group: GroupAddresses) -> dict[str, object]:
-    workers = [group.task_address(other) for other in range(group.size)]
-    return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+def _tf_config(rank: int, tasks: Sequence[str]) -> str:
+    cluster = {"worker": list(tasks)}
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 
 
 def empty_group_folder(path: Path) -> None:

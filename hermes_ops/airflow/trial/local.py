@@ -106,9 +106,10 @@ def trial_options(lease: Lease, folder: TrialFolder, gpu_locks: Path) -> list[st
         options += ["--gpu-locks", str(gpu_locks)]
     if lease.worker_count > 1:
         options += ["--workers", str(lease.worker_count)]
-        options += ["--tf-config"] if lease.tf_config else []
     elif lease.workers == ONE_PER_GPU:
         options += ["--torchrun"]
+    if lease.workers == ONE_PER_GPU and lease.tf_config:
+        options += ["--tf-config"]
     optional = {  # each with its value in one word, which may begin with a dash
         "--objective": lease.objective,
         "--time-limit": lease.time_limit_s,

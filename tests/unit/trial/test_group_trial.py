@@ -335,6 +335,13 @@ def test_a_worker_alone_has_the_variables_of_torchrun_where_it_may_have_others(
     assert not (trial.folder / "group").exists()
 
 
+def test_a_worker_alone_has_tf_config_where_its_sweep_asks_for_it(trial: GroupTrial) -> None:
+    trial.write("import os", "print(os.environ['TF_CONFIG'])", "print('loss=1')", meets=False)
+    code, output = trial.run("--torchrun", "--tf-config", workers=1)
+    assert code == 0
+    assert b'"task": {"type": "worker", "index": 0}' in output
+
+
 def test_workers_that_ignore_the_stop_are_all_killed_after_the_grace(trial: GroupTrial) -> None:
     trial.write(
         "import signal",

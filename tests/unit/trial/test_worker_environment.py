@@ -83,6 +83,13 @@ def test_a_worker_alone_differs_by_nothing_but_the_variables_of_pytorch_and_jax(
     }  # fmt: skip
 
 
+def test_tf_config_is_there_on_one_gpu_too_where_it_is_asked_for() -> None:
+    assert "TF_CONFIG" not in lone_worker_environment({}, 40_002)
+    found = json.loads(lone_worker_environment({}, 40_002, 40_003)["TF_CONFIG"])
+    cluster = {"worker": ["127.0.0.1:40003"]}
+    assert found == {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+
+
 def test_jax_starts_on_one_gpu_as_on_several() -> None:
     alone = lone_worker_environment({}, 40_002)
     first = worker_environment({}, 0, addresses(2))
