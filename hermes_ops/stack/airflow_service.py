@@ -78,6 +78,9 @@ def _core(
         "max_active_tasks_per_dag": "10000",
         "max_active_runs_per_dag": "1000",
         "max_map_length": "100000",
+        # Airflow takes a DAG whose file was not read in time for one that is gone. Where trials
+        # use all processors, that takes minutes.
+        "dagbag_import_timeout": "240",
         # Workers forked from the scheduler have their imports done: 0.1 s to the task's code.
         "mp_start_method": "fork",
         "execution_api_server_url": f"http://127.0.0.1:{airflow_port}/execution/",
@@ -160,6 +163,7 @@ def _dag_processor(settings: Settings) -> dict[str, str]:
         "bundle_refresh_check_interval": "2",
         "min_file_process_interval": "30",
         "parsing_processes": "1",
+        "dag_file_processor_timeout": "300",  # above dagbag_import_timeout
     }
 
 

@@ -15,6 +15,7 @@
     "max_active_tasks_per_dag" "10000"
     "max_active_runs_per_dag" "1000"
     "max_map_length" "100000"
+    "dagbag_import_timeout" "240"
     "mp_start_method" "fork"
     "execution_api_server_url" (printf "%s/execution/" $url)
     "hostname_callable" "socket.gethostname"
@@ -58,7 +59,8 @@
     "refresh_interval" "5"
     "bundle_refresh_check_interval" "2"
     "min_file_process_interval" "30"
-    "parsing_processes" "1")
+    "parsing_processes" "1"
+    "dag_file_processor_timeout" "300")
 -}}
 {{- range $section, $options := .Values.airflow.config -}}
 {{- $whole := default (dict) (get $sections $section) -}}

@@ -20,6 +20,9 @@ from hermes_ops.stack.settings import Settings, resolve
 from hermes_ops.stack.supervisor_client import SupervisorClient
 
 
+ROOT = Path(__file__).parents[3]
+
+
 def _settings(home: Path, **options: object) -> Settings:
     Layout(home).create()
     return resolve(home, {"slots": 2, **options}, {})
@@ -86,6 +89,20 @@ def test_the_users_own_airflow_settings_win(tmp_path: Path) -> None:
     parsed = _airflow(settings)
     assert parsed["core"]["parallelism"] == "77"
     assert parsed["smtp"]["a"] == "b"
+
+
+def test_a_dag_file_has_minutes_to_be_read_while_trials_use_all_processors(tmp_path: Path) -> None:
+    """Airflow takes the DAGs of a file that it could not read in time for deleted ones."""
+    parsed = _airflow(_settings(tmp_path))
+    to_import_s = parsed.getfloat("core", "dagbag_import_timeout")
+    whole_s = parsed.getint("dag_processor", "dag_file_processor_timeout")
+    assert 180 <= to_import_s < whole_s
+    chart = (ROOT / "helm/hermes-ops/templates/_airflow.tpl").read_text("utf-8")
+    for name, seconds in (
+        ("dagbag_import_timeout", to_import_s),
+        ("dag_file_processor_timeout", whole_s),
+    ):
+        assert f'"{name}" "{seconds:g}"' in chart
 
 
 def test_the_store_of_xcoms_is_one_that_airflow_takes(tmp_path: Path) -> None:
