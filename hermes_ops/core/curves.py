@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, repeat
 from math import inf
 from typing import Generic, TypeVar
@@ -12,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hermes_ops.core.model import Point
+from hermes_ops.core.packed_curves import LearningCurve
 
 Floats = NDArray[np.float64]
 KEPT = 1 << 15
 F = TypeVar("F")
 T = TypeVar("T")
-_KEPT: dict[int, tuple[tuple[Point, ...], Curve]] = {}
+_KEPT: dict[int, tuple[Callable[[], object], Curve]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,66 +42,92 @@ class Curve:
         return int(self.steps.searchsorted(step, side="right"))
 
 
-def columns(curve: tuple[Point, ...]) -> Curve:
+def columns(curve: Sequence[Point]) -> Curve:
     """Return the arrays of a curve; the same object for the same curve while it is in use.
 
     The cache key is the curve's identity, as a curve never changes: to hash its points would cost
-    more than to convert them. The cache holds the curve too, so its identity is not reused.
+    more than to convert them. The arrays go with the curve: the versions of one that grows to
+    10,000 points would take gigabytes. Those of a tuple go when `KEPT` others have come.
     """
-    cached = _KEPT.get(id(curve))
-    if cached is not None and cached[0] is curve:
+    key = id(curve)
+    cached = _KEPT.get(key)
+    if cached is not None and cached[0]() is curve:
         return cached[1]
     while len(_KEPT) >= KEPT:
         _KEPT.pop(next(iter(_KEPT)), None)
     arrays = _columns(curve)
-    _KEPT[id(curve)] = (curve, arrays)
+    _KEPT[key] = (_handle(curve, lambda _: _KEPT.pop(key, None)), arrays)
     return arrays
+
+
+def _handle(
+    fact: F, forget: Callable[[weakref.ref[F]], object] | None = None
+) -> Callable[[], F | None]:
+    """Return a function that returns the fact while it is in use; `forget` is called at its end.
+
+    A tuple has no end that can be observed: the function holds it, so its identity is not reused.
+    """
+    try:
+        return weakref.ref(fact, forget)
+    except TypeError:
+        return lambda: fact
+
+
+_Key = tuple[int, tuple[object, ...]]  # a fact's identity, and what else the result is about
 
 
 class Memo(Generic[F, T]):
     """Caches what `make` computes of facts (curves, jobs) while the same facts are asked for.
 
-    The cache key is the fact's identity, as facts never change. The cache holds the fact too, so
-    its identity is not reused. Threads may share a cache.
+    The cache key is the fact's identity, as facts never change. What was computed goes with the
+    fact, or, of a tuple, when `size` others have come. Threads may share a cache.
     """
 
     def __init__(self, make: Callable[..., Iterable[T]], size: int = KEPT) -> None:
         self._make = make
         self._size = size
-        self._cache: dict[tuple[int, tuple[object, ...]], tuple[F, T]] = {}
+        self._cache: dict[_Key, tuple[Callable[[], F | None], T]] = {}
 
     def get(self, facts: Iterable[F], *about: object) -> list[T]:
         """Return `make(facts, *about)`, computed only for facts that are new with this `about`."""
         cache, requested = self._cache, [(fact, (id(fact), about)) for fact in facts]
-        cached = {key: entry for _, key in requested if (entry := cache.get(key)) is not None}
-        new = {key: fact for fact, key in requested if key not in cached}
-        if new:
-            computed = self._make(list(new.values()), *about)
-            added = dict(zip(new, zip(new.values(), computed, strict=True), strict=True))
-            cache.update(added)
-            cached |= added
-        results = [cached[key][1] for _, key in requested]
+        known = {key: entry[1] for _, key in requested if (entry := cache.get(key)) is not None}
+        new = {key: fact for fact, key in requested if key not in known}
+        for (key, fact), computed in zip(
+            new.items(), self._make(list(new.values()), *about) if new else (), strict=True
+        ):
+            cache[key] = (_handle(fact, partial(self._forget, key)), computed)
+            known[key] = computed
+        results = [known[key] for _, key in requested]
         for key in list(islice(cache, max(0, len(cache) - self._size))):
             cache.pop(key, None)
         return results
+
+    def _forget(self, key: _Key, _: object) -> None:
+        self._cache.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows(Generic[F]):
     number: dict[int, int]  # of a fact's row, by the fact's identity
-    facts: tuple[F, ...]
+    handles: tuple[Callable[[], F | None], ...]
     table: Floats
 
     def rows(self, facts: Sequence[F]) -> NDArray[np.intp]:
         """Return the row of each fact, -1 where there is none."""
-        numbers = map(self.number.get, map(id, facts), repeat(-1))
-        return np.fromiter(numbers, np.intp, len(facts))
+        numbers, handles = map(self.number.get, map(id, facts), repeat(-1)), self.handles
+        # Another fact may have the identity of one that is gone.
+        rows = [
+            n if n < 0 or handles[n]() is f else -1 for n, f in zip(numbers, facts, strict=True)
+        ]
+        return np.array(rows, np.intp)
 
     def only(self, requested: Collection[int]) -> _Rows[F]:
         """Return the rows of these facts alone."""
-        rows = [row for key, row in self.number.items() if key in requested]
-        facts = tuple(self.facts[row] for row in rows)
-        return _Rows({id(fact): row for row, fact in enumerate(facts)}, facts, self.table[rows])
+        kept = {key: row for key, row in self.number.items() if key in requested}
+        handles = tuple(self.handles[row] for row in kept.values())
+        number = {key: row for row, key in enumerate(kept)}
+        return _Rows(number, handles, self.table[list(kept.values())])
 
 
 class Table(Generic[F]):
@@ -121,22 +150,24 @@ class Table(Generic[F]):
         return kept.table[rows]
 
     def _more(self, kept: _Rows[F], requested: dict[int, F]) -> _Rows[F]:
-        new = {key: fact for key, fact in requested.items() if key not in kept.number}
-        if len(kept.facts) + len(new) > self._size:
-            kept = kept.only(requested)
-        number = kept.number | {key: row for row, key in enumerate(new, len(kept.facts))}
-        rows = self._make(list(new.values()))
-        return _Rows(number, (*kept.facts, *new.values()), np.concatenate((kept.table, rows)))
+        rows = kept.rows(tuple(requested.values())).tolist()
+        new = {key: requested[key] for key, row in zip(requested, rows, strict=True) if row < 0}
+        if len(kept.handles) + len(new) > self._size:
+            kept = kept.only(requested.keys() - new.keys())
+        number = kept.number | {key: row for row, key in enumerate(new, len(kept.handles))}
+        handles = (*kept.handles, *map(_handle, new.values()))
+        made = self._make(list(new.values()))
+        return _Rows(number, handles, np.concatenate((kept.table, made)))
 
 
-def best_by(curve: tuple[Point, ...], step: float) -> float:
+def best_by(curve: Sequence[Point], step: float) -> float:
     """Return the lowest finite loss up to a step; inf when there is none."""
     arrays = columns(curve)
     points = arrays.index(step)
     return float(arrays.best[points - 1]) if points else inf
 
 
-def mean_by(curve: tuple[Point, ...], step: float) -> float:
+def mean_by(curve: Sequence[Point], step: float) -> float:
     """Return the mean loss up to a step; inf without losses, or if one is not finite."""
     arrays = columns(curve)
     points = arrays.index(step)
@@ -145,14 +176,12 @@ def mean_by(curve: tuple[Point, ...], step: float) -> float:
 
 def best(curve: Sequence[Point]) -> float:
     """Return the lowest finite loss of the whole curve; inf when there is none."""
-    return float(columns(tuple(curve)).best[-1]) if curve else inf
+    return float(columns(curve).best[-1]) if curve else inf
 
 
-def _columns(curve: tuple[Point, ...]) -> Curve:
+def _columns(curve: Sequence[Point]) -> Curve:
     count = len(curve)
-    steps = np.fromiter((p.step for p in curve), float, count)
-    losses = np.fromiter((p.loss for p in curve), float, count)
-    seconds = np.fromiter((p.seconds for p in curve), float, count)
+    steps, losses, seconds = _arrays(curve)
     finite = np.isfinite(losses)
     best_so_far = np.minimum.accumulate(np.where(finite, losses, inf))
     number = np.arange(1, count + 1)
@@ -161,3 +190,14 @@ def _columns(curve: tuple[Point, ...]) -> Curve:
     mean[~np.isfinite(mean)] = inf
     mean = np.maximum(mean, best_so_far)  # of equal losses, rounding would put it below them
     return Curve(steps, losses, seconds, best_so_far, mean)
+
+
+def _arrays(curve: Sequence[Point]) -> tuple[Floats, Floats, Floats]:
+    if isinstance(curve, LearningCurve):
+        steps, losses, seconds = curve.columns
+        return steps.astype(float), losses, seconds
+    count = len(curve)
+    steps = np.fromiter((p.step for p in curve), float, count)
+    losses = np.fromiter((p.loss for p in curve), float, count)
+    seconds = np.fromiter((p.seconds for p in curve), float, count)
+    return steps, losses, seconds

@@ -55,7 +55,7 @@ class Point:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Job:
     """The unit that a policy schedules: a trial of a sweep, or a job of a trace."""
 
@@ -88,7 +88,7 @@ class Job:
     service_gpu_s: float = 0.0  # attained over the whole life; survives every stop
     service_at_s: float | None = None  # the instant for which it holds; None: the snapshot's
     configuration: tuple[tuple[str, Value], ...] = ()  # its hyper-parameters, once it has them
-    curve: tuple[Point, ...] = ()
+    curve: Sequence[Point] = ()  # never changed: a longer one is another object
     step_times: tuple[StepTime, ...] = ()  # as measured, one for each size and batch
     preemptions: int = 0
     segments: int = 0  # begun so far: each stop, and each other size, adds one
@@ -569,5 +569,5 @@ class PastTrial:
     """
 
     configuration: tuple[tuple[str, Value], ...]
-    curve: tuple[Point, ...]
+    curve: Sequence[Point]
     total_steps: int | None = None

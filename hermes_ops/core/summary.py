@@ -16,7 +16,7 @@ from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric
 
 KEPT = "kept"
-CurvePoints = tuple[tuple[int, float, int], ...]  # (step, value, Unix milliseconds)
+CurvePoints = Sequence[tuple[int, float, int]]  # (step, value, Unix milliseconds)
 
 
 FINISHED, FAILED, CANCELLED, SKIPPED = "finished", "failed", "cancelled", "skipped"

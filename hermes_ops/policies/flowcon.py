@@ -189,7 +189,7 @@ def growth(job: Job, largest_drop: float, alpha: float) -> Growth:
 
 
 def _growths(
-    curves: Sequence[tuple[Point, ...]], largest_drop: float, alpha: float
+    curves: Sequence[Sequence[Point]], largest_drop: float, alpha: float
 ) -> Iterator[Growth]:
     """Yield the growth of each curve for weight 1."""
     for points in curves:
@@ -197,7 +197,7 @@ def _growths(
         yield _grown(rates.tolist(), alpha) if len(rates) else Growth(None, GrowthList.NEW)
 
 
-_GROWTHS = Memo[tuple[Point, ...], Growth](_growths)
+_GROWTHS = Memo[Sequence[Point], Growth](_growths)
 
 
 def _grown(rates: Sequence[float], alpha: float) -> Growth:
@@ -210,7 +210,7 @@ def _grown(rates: Sequence[float], alpha: float) -> Growth:
     return Growth(rates[-1], rank)
 
 
-def _rates(points: tuple[Point, ...], largest_drop: float) -> Floats:
+def _rates(points: Sequence[Point], largest_drop: float) -> Floats:
     """Return the change per second of each interval, as a share of the largest drop."""
     if len(points) < 2:
         return np.empty(0)

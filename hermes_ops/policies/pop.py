@@ -22,7 +22,7 @@ from hermes_ops.policies.toolbox.sweep_queues import (
     serve,
 )
 
-_FITS = Memo[tuple[Point, ...], Fitted](lowest_fits)
+_FITS = Memo[Sequence[Point], Fitted](lowest_fits)
 EXTRAPOLATION = 0.5  # standard error of a predicted further drop, over that drop
 NOISE = 0.01  # of the sweep's largest drop: no prediction is more exact
 

@@ -114,7 +114,7 @@ class CurvePrediction:
         return max(0.0, self.fitted_now - self.fitted.loss(self.last + steps)) / self.largest
 
 
-def _predictions(curves: Sequence[tuple[Point, ...]]) -> Iterator[CurvePrediction]:
+def _predictions(curves: Sequence[Sequence[Point]]) -> Iterator[CurvePrediction]:
     for points, fitted in zip(curves, lowest_fits(curves), strict=True):
         curve = columns(points)
         best = curve.best[np.isfinite(curve.best)]
@@ -132,7 +132,7 @@ def _predictions(curves: Sequence[tuple[Point, ...]]) -> Iterator[CurvePredictio
         )
 
 
-PREDICTIONS = Memo[tuple[Point, ...], CurvePrediction](_predictions)
+PREDICTIONS = Memo[Sequence[Point], CurvePrediction](_predictions)
 
 
 def usual_step_s(jobs: Iterable[Job]) -> float:

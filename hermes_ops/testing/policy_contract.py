@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hermes_ops.core.guards import Aging, AntiThrash
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Policy, Snapshot, Stop
+from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.plan import check, diff, explained
 from hermes_ops.policies import needs_shares, sizes_jobs
 from hermes_ops.simulator.engine import layout, simulate
@@ -58,6 +59,17 @@ class PolicyContract:
     ) -> None:
         policy = built(name, data.draw(st.sampled_from(sorted(WRAPPERS))))
         assert_sound(name, policy, data)
+
+    @staticmethod  # hypothesis wants no instance of the class
+    @given(data=st.data())
+    @settings(max_examples=20, deadline=None)
+    def test_a_plan_is_the_same_of_curves_in_arrays(name: str, data: st.DataObject) -> None:
+        policy = built(name, data.draw(st.sampled_from(sorted(WRAPPERS))))
+        snapshot, memory = data.draw(histories(name, policy))
+        packed = replace(snapshot, jobs=tuple(map(_with_packed_curve, snapshot.jobs)))
+        plans = [explained(each, policy.decide(each, memory)[0]) for each in (snapshot, packed)]
+        plain, plan = (replace(each, reasons=dict(each.reasons)) for each in plans)
+        assert repr(plan) == repr(plain)
 
     @staticmethod  # hypothesis wants no instance of the class
     @given(data=st.data())
@@ -202,6 +214,10 @@ class PolicyContract:
         for work in workload.jobs:
             own = [s for s in run.segments if s.job == work.id]
             assert all(b.begin_s - a.end_s <= bound_s for a, b in pairwise(own))
+
+
+def _with_packed_curve(job: Job) -> Job:
+    return replace(job, curve=LearningCurve.from_rows(job.curve))
 
 
 def assert_sound(name: str, policy: Policy[Any], data: st.DataObject) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from hermes_ops.core.packed_curves import PackedPoints
 from hermes_ops.core.summary import CurvePoints
 from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.runs import LatestMetric, SweepRef, TrialRun, curve_of
@@ -12,8 +13,9 @@ from hermes_ops.tracking.tracker import Tracker
 
 _FULL_READ_EVERY = 20  # reads; those between look at open trials only
 
-_Held = dict[str, dict[int, CurvePoints]]  # metric -> trial -> points
+_Held = dict[str, dict[int, PackedPoints]]  # metric -> trial -> points
 _Curve = tuple[str, str]  # run id, metric
+_NONE = PackedPoints.from_rows(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +87,17 @@ class CurveReader:
         )
         return SweepCurves(points, dict(zip(self._constraint_metrics, others, strict=True)))
 
-    def _update(self, curves: dict[int, CurvePoints], trial: TrialRun, metric: str) -> None:
+    def _update(self, curves: dict[int, PackedPoints], trial: TrialRun, metric: str) -> None:
         latest = trial.metrics.get(metric)
         curve = (trial.run_id, metric)
         if latest is None or _same(latest, self._seen.get(curve)):
             return
-        old = curves.get(trial.number, ())
+        old = curves.get(trial.number, _NONE)
         new = self._grown(old, curve, latest) if curve in self._seen else None
         if new is None:
             self._fetch(curves, trial, metric)
         else:
-            curves[trial.number] = (*old, *curve_of(new))
+            curves[trial.number] = old.extended(curve_of(new))
         self._seen[curve] = latest
 
     def _grown(
@@ -109,10 +111,10 @@ class CurveReader:
             return (latest,)
         return self._tracker.stretch(*curve, end + 1, latest.step)
 
-    def _fetch(self, curves: dict[int, CurvePoints], trial: TrialRun, metric: str) -> None:
+    def _fetch(self, curves: dict[int, PackedPoints], trial: TrialRun, metric: str) -> None:
         points = curve_of(self._tracker.history(trial.run_id, metric))
         if points:
-            curves[trial.number] = points
+            curves[trial.number] = PackedPoints.from_rows(points)
 
 
 def _same(one: LatestMetric, other: LatestMetric | None) -> bool:

@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any
 
 from hermes_ops.core.model import PastTrial
+from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints, Night
 from hermes_ops.core.training import training
@@ -80,7 +81,8 @@ def _past(trial: TrialRun, points: CurvePoints, sign: float, total_steps: int | 
     curve = training(points, trial.segments, sign=sign, startup_s=startup_s).curve
     whole = trial.state == "finished"
     steps = curve[-1].step if whole else max(total_steps or 0, curve[-1].step)
-    return PastTrial(tuple(trial.config.items()), curve, steps)
+    packed = LearningCurve.from_rows(curve)
+    return PastTrial(tuple(trial.config.items()), packed, steps)
 
 
 MOST_SWEEPS = 16

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil, inf
+from math import ceil, inf, isfinite
 
 from hermes_ops.airflow.clock_steps import SETTLED_S
 from hermes_ops.airflow.control.trial_state import READY_STATES, TrialRecords
@@ -23,6 +23,7 @@ from hermes_ops.airflow.records import CorrectedStart, Lease, SegmentRecord
 from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
 from hermes_ops.config.render import own_batch
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
+from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import HermesError
 
@@ -192,7 +193,7 @@ def configuration(
 def job(
     trial: TrialRecords,
     facts: SweepFacts,
-    shown: tuple[Point, ...],
+    shown: Sequence[Point],
     now_s: float,
     drawn: Mapping[str, Value] | None = None,
     *,
@@ -287,7 +288,9 @@ Points = Sequence[tuple[int, float, int]]
 Spans = Sequence[tuple[float, float]]
 Asked = tuple[Points, float, Spans, float | None]
 Drawn = Mapping[str, Value]
-Made = tuple[TrialRecords, tuple[Point, ...], Drawn | None, Job]
+_NO_CURVE = LearningCurve.from_rows(())
+_NO_POINTS: Points = ()
+Made = tuple[TrialRecords, Sequence[Point], Drawn | None, Job]
 
 
 @dataclass(slots=True)
@@ -295,8 +298,9 @@ class TrialCache:
     """The trials, the learning curves and the jobs of one sweep as they were last made."""
 
     _trials: dict[int, tuple[Mapping[str, str], TrialRecords]] = field(default_factory=dict)
-    _curves: dict[int, tuple[Asked, tuple[Point, ...]]] = field(default_factory=dict)
+    _curves: dict[int, tuple[Asked, LearningCurve]] = field(default_factory=dict)
     _jobs: dict[int, Made] = field(default_factory=dict)
+    _losses: dict[int, tuple[Points, float | None]] = field(default_factory=dict)
 
     def trial(self, row: TaskInstanceRow, records: Mapping[str, str]) -> TrialRecords:
         """Return the trial's decoded records; the same object where nothing has changed."""
@@ -310,7 +314,7 @@ class TrialCache:
         self._trials[row.number] = dict(records), built
         return built
 
-    def curve(self, trial: TrialRecords, points: Points, sign: float) -> tuple[Point, ...]:
+    def curve(self, trial: TrialRecords, points: Points, sign: float) -> LearningCurve:
         """Return the trial's learning curve; the same object where nothing has changed.
 
         Where points have come since, the others are not converted again: there may be 100,000.
@@ -322,10 +326,26 @@ class TrialCache:
         cached = self._curves.get(trial.number)
         if cached is None or cached[0] != inputs:
             known = 0 if cached is None else _known_points(cached[0], inputs)
-            begun = () if cached is None or known == 0 else cached[1]
-            grown = (*begun, *curve(points[known:], sign, spans, since_s))
+            begun = _NO_CURVE if cached is None or known == 0 else cached[1]
+            grown = begun.extended(curve(points[known:], sign, spans, since_s))
             self._curves[trial.number] = cached = (inputs, grown)
         return cached[1]
+
+    def lowest_loss(self, number: int, points: Points, sign: float) -> float | None:
+        """Return the lowest finite loss of a trial's points; None without any.
+
+        Where points have come since, only they are looked at: the curves of a sweep may have
+        50,000,000 points.
+        """
+        before, lowest = self._losses.get(number, (_NO_POINTS, None))
+        if before is not points:
+            known = len(before) if points[: len(before)] == before else 0
+            losses = [sign * value for _, value, _ in points[known:]]
+            finite = [loss for loss in losses if isfinite(loss)]
+            earlier = [lowest] if known and lowest is not None else []
+            lowest = min((*earlier, *finite), default=None)
+            self._losses[number] = points, lowest
+        return lowest
 
     def job(
         self,

@@ -76,7 +76,7 @@ def is_silent(job: Job, now_s: float) -> bool:
         return False
     trained_s = job.attained_gpu_s(now_s) / max(1, len(job.gpus_held))
     began_s = trained_s - (now_s - job.started_s)  # seconds of training before this segment
-    times_s = [0.0, *(point.seconds for point in job.curve)]
+    times_s = [0.0, *(point.seconds for point in job.curve[-RECENT_GAPS - 1 :])]
     silence_s = trained_s - max(times_s[-1], began_s)
     if not job.curve:
         return silence_s > FIRST_VALUE_S

@@ -375,9 +375,8 @@ class SweepState:
     def _observation(self, trial: TrialRecords) -> Observation:
         lease = trial.lease
         config = dict(lease.config) if lease is not None else {}
-        values = [self.spec.facts.sign * v for _, v, _ in self.curves.get(trial.number, ())]
-        finite = [v for v in values if v == v and abs(v) != float("inf")]  # noqa: PLR0124 - NaN
-        loss = min(finite) if finite else None
+        points = self.curves.get(trial.number, ())
+        loss = self.spec.cache.lowest_loss(trial.number, points, self.spec.facts.sign)
         if not trial.has_ended:
             return Observation(trial.number, config, loss, "running")
         failed = trial.has_failed or loss is None

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from hermes_ops.core.curves import Table
+from hermes_ops.core.curves import Table, columns
 from hermes_ops.core.model import Job, JobId, Snapshot
 from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
@@ -288,8 +288,9 @@ def _part_seconds(jobs: Sequence[Job]) -> Floats:
     """Return the seconds of each part of each job's training, (jobs, PARTS); NaN: not reached."""
     rows = np.full((len(jobs), PARTS), np.nan)
     for row, job in enumerate(jobs):
-        steps = [0.0, *(float(point.step) for point in job.curve)]
-        seconds = [0.0, *(point.seconds for point in job.curve)]
+        curve = columns(job.curve)
+        steps = np.concatenate(([0.0], curve.steps))
+        seconds = np.concatenate(([0.0], curve.seconds))
         marks = np.linspace(0.0, 1.0, PARTS + 1) * (job.total_steps or 1)
         rows[row] = np.diff(np.interp(marks, steps, seconds, right=np.nan))
     return rows

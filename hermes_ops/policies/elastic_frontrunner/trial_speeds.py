@@ -12,6 +12,7 @@ import numpy as np
 
 from hermes_ops.core.curves import Memo
 from hermes_ops.core.model import Job, JobId, Point
+from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.core.speed_model import AllReduceSpeed
 
@@ -151,15 +152,15 @@ def _rescaled(jobs: Sequence[Job], factors: Sequence[tuple[int, float]]) -> Iter
     yield from map(_with_curve, jobs, curves)
 
 
-def _with_curve(job: Job, curve: tuple[Point, ...]) -> Job:
+def _with_curve(job: Job, curve: Sequence[Point]) -> Job:
     return replace(job, curve=curve)
 
 
 def _rescaled_curves(
-    curves: Sequence[tuple[Point, ...]], factors: Sequence[tuple[int, float]]
-) -> Iterator[tuple[Point, ...]]:
+    curves: Sequence[Sequence[Point]], factors: Sequence[tuple[int, float]]
+) -> Iterator[LearningCurve]:
     for curve in curves:
-        yield tuple(_points(curve, factors))
+        yield LearningCurve.from_rows(_points(curve, factors))
 
 
 def _points(curve: Sequence[Point], factors: Sequence[tuple[int, float]]) -> Iterator[Point]:
@@ -174,5 +175,5 @@ def _points(curve: Sequence[Point], factors: Sequence[tuple[int, float]]) -> Ite
         before_s, step = point.seconds, point.step
 
 
-_CURVES = Memo[tuple[Point, ...], tuple[Point, ...]](_rescaled_curves, 1 << 13)
+_CURVES = Memo[Sequence[Point], LearningCurve](_rescaled_curves, 1 << 13)
 _RESCALED = Memo[Job, Job](_rescaled, 1 << 12)

@@ -131,16 +131,14 @@ def log_losses(losses: Floats, lowest: float, loss_range: float) -> Floats:
 ROWS_KEPT = 1 << 13  # those of 32 sweeps with as many earlier trials
 
 
-def _rows(
-    curves: Sequence[tuple[Point, ...]], depths: Sequence[int]
-) -> list[tuple[Floats, Floats]]:
+def _rows(curves: Sequence[Sequence[Point]], depths: Sequence[int]) -> list[tuple[Floats, Floats]]:
     return [_row(curve, depths) for curve in curves]
 
 
-_ROWS = Memo[tuple[Point, ...], tuple[Floats, Floats]](_rows, ROWS_KEPT)
+_ROWS = Memo[Sequence[Point], tuple[Floats, Floats]](_rows, ROWS_KEPT)
 
 
-def _row(curve: tuple[Point, ...], depths: Sequence[int]) -> tuple[Floats, Floats]:
+def _row(curve: Sequence[Point], depths: Sequence[int]) -> tuple[Floats, Floats]:
     losses, seconds = np.full(len(depths), np.nan), np.full(len(depths), np.nan)
     if not curve:
         return losses, seconds

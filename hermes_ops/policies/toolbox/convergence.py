@@ -22,7 +22,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.curves import Table
+from hermes_ops.core.curves import Table, columns
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
 
 SLICE_STEPS = 3
@@ -96,7 +96,7 @@ class _Curves:
 
 def _facts(curves: Sequence[Sequence[Point]]) -> Floats:
     """Return points, lowest before and after the cut, highest, newest loss, slice seconds."""
-    losses = np.array([point.loss for curve in curves for point in curve])
+    losses = np.concatenate([columns(curve).losses for curve in curves])
     lengths = np.array(list(map(len, curves)))
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -107,8 +107,8 @@ def _facts(curves: Sequence[Sequence[Point]]) -> Floats:
     highest = np.maximum.reduceat(high, starts)
     begun = np.array([curve[-_BACK:][0].seconds for curve in curves])
     slice_s = np.maximum([curve[-1].seconds for curve in curves] - begun, MIN_SLICE_S)
-    columns = (lengths, best[0::2], best[1::2], highest, losses[ends - 1], slice_s)
-    return np.stack(columns, axis=1)
+    facts = (lengths, best[0::2], best[1::2], highest, losses[ends - 1], slice_s)
+    return np.stack(facts, axis=1)
 
 
 _FACTS: Table[Sequence[Point]] = Table(_facts, width=6)

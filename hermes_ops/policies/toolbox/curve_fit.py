@@ -104,7 +104,7 @@ def fit(
     return fits
 
 
-def lowest_fits(curves: Sequence[tuple[Point, ...]]) -> list[Fitted]:
+def lowest_fits(curves: Sequence[Sequence[Point]]) -> list[Fitted]:
     """Fit each curve's lowest losses so far, by its steps."""
     arrays = [columns(curve) for curve in curves]
     return fit([one.steps for one in arrays], [one.best for one in arrays])

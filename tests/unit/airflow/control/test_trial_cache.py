@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
+from math import inf, isfinite, nan
 from typing import Any
 
 import pytest
@@ -21,7 +23,9 @@ from hermes_ops.airflow.control.jobs import (
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import StatusFile, TrialFolder
 from hermes_ops.airflow.records import encode
+from hermes_ops.core.curves import columns
 from hermes_ops.core.model import SweepId
+from hermes_ops.core.packed_curves import PackedPoints
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking.sender import read_lines
 from hermes_ops.trial.files import Follower
@@ -111,6 +115,56 @@ def test_a_round_converts_the_points_that_have_come_since_the_last_one_alone(
         assert converted == {0: 0, 1: 0, 999: 998}.get(count, 1)
     assert len(cache.curve(trained(0, ((90.0, 96.0),), 100.0), points, -1.0)) == 1_000
     assert converted == 1 + 1_000  # the time of each point is another one now
+
+
+class Counted(tuple[Any, ...]):
+    """Points that count how many of them are looked at."""
+
+    looked = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return Counted(found) if isinstance(index, slice) else found
+
+    def __iter__(self) -> Any:
+        Counted.looked += len(self)
+        return super().__iter__()
+
+
+def test_the_lowest_loss_of_a_curve_that_has_grown_costs_a_look_at_its_new_points_alone() -> None:
+    cache = TrialCache()
+    points = tuple((step, 1.0 / (step + 1), step) for step in range(1_000))
+    assert cache.lowest_loss(0, Counted(points[:998]), 1.0) == 1 / 998
+    Counted.looked = 0
+    assert cache.lowest_loss(0, Counted(points), 1.0) == 1 / 1_000
+    assert Counted.looked == 2
+
+
+losses = st.lists(st.sampled_from([0.5, 0.25, nan, inf, -inf, 1.0]), max_size=6)
+
+
+@given(st.lists(losses, max_size=6), st.sampled_from([-1.0, 1.0]))
+def test_the_lowest_loss_is_that_of_all_finite_points(rounds: list[Any], sign: float) -> None:
+    cache, packed = TrialCache(), PackedPoints.from_rows(())
+    for values in rounds:
+        more = [(len(packed) + n, value, 0) for n, value in enumerate(values)]
+        for points in (packed.extended(more), tuple(more)):
+            finite = [sign * value for _, value, _ in points if isfinite(value)]
+            assert cache.lowest_loss(0, points, sign) == min(finite, default=None)
+        packed = packed.extended(more)
+
+
+def test_a_value_of_a_long_curve_takes_less_than_a_hundred_bytes_in_the_controller() -> None:
+    cache, seen, count = TrialCache(), trained(0, (), 0.0), 5_000
+    tracemalloc.start()
+    points = PackedPoints.from_rows((n, 1.0 / n, 1_000 * n) for n in range(1, count))
+    for step in range(count, count + 100):
+        points = points.extended([(step, 1.0 / step, 1_000 * step)])
+        columns(cache.curve(seen, points, 1.0))
+        cache.lowest_loss(0, points, 1.0)
+    used_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used_bytes < 100 * count
 
 
 @pytest.mark.parametrize(("segments", "began_s"), [(1, 94.0), (2, 96.0)])
