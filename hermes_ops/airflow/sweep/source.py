@@ -131,6 +131,29 @@ class SweepSource:
             return ()
         return connection_variables(pull_xcoms(self.data, context))
 
+    def refuse_unread_keys(self, context: Mapping[str, Any]) -> None:
+        """Raise ConfigError for keys of the run's configuration that no template reads.
+
+        The sweep is that of the DAG's file: such a key would change nothing.
+        """
+        dag, conf = context.get("dag"), getattr(context.get("dag_run"), "conf", None) or {}
+        templates = " ".join(EXPRESSION.findall(str(self.data)))
+        if self.data is None or _WHOLE_CONF.search(templates):
+            return
+        words = {*_WORD.findall(templates), *(getattr(dag, "params", None) or {})}
+        unread = sorted(str(key) for key in conf if str(key) not in words)
+        if not unread:
+            return
+        name = unread[0]
+        problem = Problem(
+            "the run's configuration",
+            ", ".join(unread),
+            "keys that a template of the DAG's sweep file reads",
+            f"start the DAG without {name}; for another sweep change the file, or start a copy of "
+            "it with `hermes sweep run FILE`",
+        )
+        raise ConfigError(str(context["run_id"]), (problem,))
+
     def _refuse_form_examples(self, context: Mapping[str, Any], source: str) -> None:
         """Raise ConfigError for a run without a sweep: the form's examples are not one."""
         run = context.get("dag_run")
@@ -158,6 +181,9 @@ def pull_xcoms(value: Any, context: Mapping[str, Any]) -> Any:  # noqa: ANN401 -
 
 
 PATHS = ("directory", "python", "tensorboard")
+_WORD = re.compile(r"\w+")
+_WHOLE_CONF = re.compile(r"\b(?:conf|params)\b(?!\s*[.\[])")
+"""A template that reads all of the run's configuration."""
 _SECRET = re.compile(r"\bconn\b")
 
 

@@ -229,6 +229,8 @@ class PlanOperator(BaseOperator):
             return str(self.render_template(text, context))  # type: ignore[arg-type]
 
         try:
+            if self.nights is not None:
+                self.source.refuse_unread_keys(context)
             config = self.source.config(context, render)
             open_secrets.refuse(
                 json.loads(config.to_json()),

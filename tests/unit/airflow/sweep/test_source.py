@@ -69,6 +69,28 @@ def test_a_key_of_a_dags_defaults_that_no_sweep_has_is_refused() -> None:
         sweep_dag("mine", defaults={"name": "x", "weigth": 3})
 
 
+NIGHT: dict[str, Any] = {
+    "name": "digits",
+    "trial": {"command": ["python", "t.py", "--rate={{ params.rate }}"]},
+}
+
+
+@pytest.mark.parametrize("template", ["{{ dag_run.conf['day'] }}", "{{ dag_run.conf | tojson }}"])
+@pytest.mark.parametrize("conf", [None, {}, {"rate": 0.1}, {"rate": 0.1, "day": 3}])
+def test_a_configuration_that_templates_read_is_taken(template: str, conf: Any) -> None:
+    night = {**NIGHT, "trial": {**NIGHT["trial"], "environment": {"DAY": template}}}
+    SweepSource(night).refuse_unread_keys(context(dag_run=run_with(conf)))
+
+
+@pytest.mark.parametrize("conf", [{"name": "mine"}, {"rate": 0.1, "day": 3}])
+def test_a_configuration_that_no_template_reads_is_refused_with_the_fix(conf: Any) -> None:
+    with pytest.raises(ConfigError, match=r"hermes sweep run FILE") as refused:
+        SweepSource(NIGHT).refuse_unread_keys(context(dag_run=run_with(conf)))
+    assert f"found {sorted(conf)[0]}" in str(refused.value)
+    declared = SimpleNamespace(params=dict.fromkeys(conf))
+    SweepSource(NIGHT).refuse_unread_keys(context(dag_run=run_with(conf), dag=declared))
+
+
 def test_a_run_that_names_no_pool_is_in_that_of_its_dag() -> None:
     dag = sweep_dag("mine", pool="a100")
     plan = dag.get_task("plan")

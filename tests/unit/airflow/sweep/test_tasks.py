@@ -137,6 +137,19 @@ def test_the_sweep_of_a_backfill_replaces_no_night_and_none_replaces_it(
     assert record.nightly is is_night
 
 
+def test_a_night_by_hand_with_another_budget_is_refused_before_its_sweep_exists(
+    mlflow: type[Mlflow],
+) -> None:
+    given = context({"budget": {"max_epochs": 3}})
+    source = SweepSource(sweep_file(), pool="gpus")
+    plan = PlanOperator(
+        task_id="plan", trial_task="trial", source=source, nights=NightlySweeps("n")
+    )
+    with pytest.raises(AirflowFailException, match="found budget; allowed: keys that a template"):
+        plan.execute({**given, "dag_run": SimpleNamespace(conf={"budget": {"max_epochs": 3}})})
+    assert given["task_state_store"] == {}
+
+
 def test_a_sweep_that_is_planned_again_keeps_its_run_though_its_experiment_was_renamed(
     mlflow: type[Mlflow],
 ) -> None:
