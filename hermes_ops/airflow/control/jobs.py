@@ -301,6 +301,7 @@ class TrialCache:
     _curves: dict[int, tuple[Asked, LearningCurve]] = field(default_factory=dict)
     _jobs: dict[int, Made] = field(default_factory=dict)
     _losses: dict[int, tuple[Points, float | None]] = field(default_factory=dict)
+    _waits: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def trial(self, row: TaskInstanceRow, records: Mapping[str, str]) -> TrialRecords:
         """Return the trial's decoded records; the same object where nothing has changed."""
@@ -362,12 +363,30 @@ class TrialCache:
         shown = self.curve(trial, points, facts.sign)
         cached = self._jobs.get(trial.number)
         if cached and cached[0] is trial and cached[1] is shown and cached[2] is drawn:
-            return cached[3]
+            waiting_s = cached[3].waiting_since_s
+            if waiting_s is None or waiting_s <= now_s:
+                return cached[3]
         measured = _measured(trial, facts, points) if facts.is_sized else ()
         built = job(trial, facts, shown, now_s, drawn, measured=measured)
+        if built.waiting_since_s is not None:
+            since_s = self._waiting_since_s(trial.number, built.waiting_since_s, now_s)
+            built = built if since_s is None else replace(built, waiting_since_s=since_s)
         if not trial.is_under_way:
             self._jobs[trial.number] = (trial, shown, drawn, built)
         return built
+
+    def _waiting_since_s(self, number: int, recorded_s: float, now_s: float) -> float | None:
+        """Return since when a trial waits if its record, by a clock since set back, says later.
+
+        That is when the set clock was first seen. Until the clock had caught up, a guard against
+        waiting for ever would not count. None where the record is right.
+        """
+        recorded, since_s = self._waits.get(number, (recorded_s, recorded_s))
+        since_s = min(now_s, since_s if recorded == recorded_s else recorded_s)
+        if since_s == recorded_s:
+            return None
+        self._waits[number] = recorded_s, since_s
+        return since_s
 
 
 def _known_points(before: Asked, now: Asked) -> int:
