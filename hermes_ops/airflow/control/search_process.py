@@ -114,12 +114,15 @@ class SearchProcess:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether a question is open; one that is open for too long is given up."""
+        """Return whether a question is open."""
+        return self._asked is not None
+
+    def give_up_if_late(self) -> None:
+        """Give up the question if it has been open for too long."""
         number = self._asked
         if number is not None and self.clock() - self._asked_s > ANSWER_S:
             self._failed[number] = f"the search has given no answer for {ANSWER_S:.0f} s"
             self.close()
-        return self._asked is not None
 
     @property
     def is_alive(self) -> bool:
@@ -174,6 +177,8 @@ class SlowSearches:
         history: Callable[[], Sequence[Observation]],
     ) -> None:
         """Ask for a trial's configuration, unless a question of the sweep is open or answered."""
+        for each in self._processes.values():
+            each.give_up_if_late()
         process = self._processes.get(sweep)
         if process is not None and (process.is_asked or process.answered()):
             return

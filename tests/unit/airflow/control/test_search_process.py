@@ -101,6 +101,8 @@ def test_a_search_that_never_answers_is_given_up() -> None:
     process = own._process
     assert process is not None
     now[0] = ANSWER_S + 1.0
+    assert (own.is_asked, own.answered()) == (True, frozenset())
+    own.give_up_if_late()
     assert not own.is_asked
     with pytest.raises(Unanswered, match="no answer for 300 s"):
         own.pop_answer(3)
@@ -127,6 +129,8 @@ class Fake:
 
     def ask(self, number: int, history: Any) -> None:
         self.is_asked = self.is_alive = True
+
+    def give_up_if_late(self) -> None: ...
 
     def answered(self) -> frozenset[int]:
         return frozenset()
