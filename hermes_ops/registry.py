@@ -28,6 +28,11 @@ class FactoryRegistry(MutableMapping[str, T], Generic[T]):
         self.group = group
         self._entries = dict(builtin)
 
+    @property
+    def builtin(self) -> tuple[str, ...]:
+        """Return the names of the built-in entries, whatever packages are installed."""
+        return tuple(self._entries)
+
     def __getitem__(self, name: str) -> T:
         if name in self._entries:
             return self._entries[name]

@@ -65,6 +65,7 @@ def test_a_policy_that_cannot_be_imported_is_left_out_and_says_why_when_it_is_ch
 ) -> None:
     install(site, "theirs", "hermes_ops.policies", broken="nowhere:Policy")
     assert "broken" in POLICIES
+    assert "broken" not in POLICIES.builtin
     assert "broken" not in live_policies()
     assert "fifo" in live_policies()
     with pytest.raises(ConfigError, match=r"nowhere:Policy of theirs: ModuleNotFoundError"):
