@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hermes_ops.core.segment_code import INCOMPLETE
 from hermes_ops.kubernetes.pod_segment import FAILED, VANISHED, PodSegment
-
-INCOMPLETE = 256
-"""Exit code of a segment whose pods have not all started, as in `hermes_ops.trial.outcome`."""
 
 
 class GangStep(enum.Enum):

@@ -19,8 +19,6 @@ from hermes_ops.trial.failure import (
 )
 
 FINISHED, PREEMPTED, INFRASTRUCTURE = 0, 75, 70
-INCOMPLETE = 256
-"""Stands for an exit code where not all nodes of a trial were there; no process ends with it."""
 
 _MOST_REFUSED = 3  # lines that were not read, in a reason
 _NO_SPACE = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")

@@ -35,9 +35,10 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.airflow.state_store import TaskStore, read_record
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
+from hermes_ops.core.segment_code import INCOMPLETE
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.trial.failure import Cause
-from hermes_ops.trial.outcome import FINISHED, INCOMPLETE, INFRASTRUCTURE, PREEMPTED, SegmentOutcome
+from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED, SegmentOutcome
 
 REASON_CHARACTERS, ADVICE_CHARACTERS = 1_000, 8_000
 MOST_WITHOUT_SPACE = 20

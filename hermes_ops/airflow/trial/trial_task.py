@@ -54,10 +54,11 @@ from hermes_ops.airflow.trial.running_segment import (
     watch_segment,
 )
 from hermes_ops.airflow.trial.segment_run import SegmentFailure, SegmentRun
+from hermes_ops.core.segment_code import INCOMPLETE
 from hermes_ops.errors import HermesError, NotAllowed, Problem
 from hermes_ops.trial.disk_space import write_remedy
 from hermes_ops.trial.failure import Cause
-from hermes_ops.trial.outcome import FINISHED, INCOMPLETE, INFRASTRUCTURE, PREEMPTED
+from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED
 
 
 def reschedule_delay_s(min_heartbeat_interval_s: float) -> float:

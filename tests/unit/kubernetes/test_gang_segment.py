@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.core.segment_code import INCOMPLETE
 from hermes_ops.kubernetes import GangSegment, PodLimits, PodSegment
-from hermes_ops.kubernetes.gang_segment import INCOMPLETE, GangStep, PodState, next_step
-from hermes_ops.trial import outcome
+from hermes_ops.kubernetes.gang_segment import GangStep, PodState, next_step
 from tests.unit.kubernetes.pods import POD, FakePods
 
 GRACE_S, START_S = 30.0, 60.0
@@ -139,7 +139,7 @@ def test_a_pod_that_does_not_start_in_time_keeps_the_others_from_training() -> N
     gang.change("g-1", message="0/2 nodes are available")
     assert gang.look() is None
     gang.now_s += START_S
-    assert gang.look() == INCOMPLETE == outcome.INCOMPLETE
+    assert gang.look() == INCOMPLETE
     assert gang.segment.trouble == (
         "not all of its 2 pods have started: g-1: its pod did not start in time: "
         "0/2 nodes are available"

@@ -37,9 +37,9 @@ from hermes_ops.airflow.trial.pods import (
 from hermes_ops.airflow.trial.segment_run import SegmentRun, exit_code_of, exit_code_reader
 from hermes_ops.config import PodSpec, RunIn, SweepConfig, leased_pod, parse
 from hermes_ops.config.workers import Workers
+from hermes_ops.core.segment_code import INCOMPLETE
 from hermes_ops.errors import ConfigError, HermesError, NotAllowed
 from hermes_ops.kubernetes import PodRequest, PodView, connect, manifest
-from hermes_ops.trial.outcome import INCOMPLETE
 from tests.unit.airflow.builders import SWEEP, DictStore, lease, segment
 from tests.unit.kubernetes.pods import POD, FakePods
 
