@@ -23,7 +23,7 @@ from hermes_ops.airflow.records import CorrectedStart, Lease, SegmentRecord
 from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
 from hermes_ops.config.render import own_batch
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
-from hermes_ops.core.packed_curves import LearningCurve
+from hermes_ops.core.packed_curves import LearningCurve, PackedPoints
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import HermesError
 
@@ -94,17 +94,18 @@ def step_times(
     counts as a step of that many samples: with a batch of B samples it is unit_batch / B passes.
     """
     totals: dict[tuple[int, int | None], tuple[float, int]] = {}
+    all_steps, _, times_ms = PackedPoints.from_rows(points).columns
+    times_s = times_ms / 1000.0
     for span in spans:
-        seen = [
-            (step, ms / 1000.0)
-            for step, _, ms in points
-            if span.start_s <= ms / 1000.0 <= span.end_s
-        ]
+        inside = (span.start_s <= times_s) & (times_s <= span.end_s)
+        seen = zip(all_steps[inside].tolist(), times_s[inside].tolist(), strict=True)
         key = span.gpus, None if unit_batch is None else span.batch
+        seconds, steps = totals.get(key, (0.0, 0))
         for (step, at_s), (later, later_s) in pairwise(seen):
             if later > step and later_s > at_s:
-                seconds, steps = totals.get(key, (0.0, 0))
-                totals[key] = seconds + later_s - at_s, steps + later - step
+                seconds, steps = seconds + later_s - at_s, steps + later - step
+        if steps:
+            totals[key] = seconds, steps
     ordered = sorted(totals.items(), key=lambda item: (item[0][0], item[0][1] or 0))
     return tuple(_step_time(*key, s / n, unit_batch) for key, (s, n) in ordered)
 
@@ -290,6 +291,7 @@ Asked = tuple[Points, float, Spans, float | None]
 Drawn = Mapping[str, Value]
 _NO_CURVE = LearningCurve.from_rows(())
 _NO_POINTS: Points = ()
+_Spans = tuple[tuple[SizedSpan, ...], int | None]
 Made = tuple[TrialRecords, Sequence[Point], Drawn | None, Job]
 
 
@@ -301,6 +303,7 @@ class TrialCache:
     _curves: dict[int, tuple[Asked, LearningCurve]] = field(default_factory=dict)
     _jobs: dict[int, Made] = field(default_factory=dict)
     _losses: dict[int, tuple[Points, float | None]] = field(default_factory=dict)
+    _times: dict[int, tuple[Points, _Spans, tuple[StepTime, ...]]] = field(default_factory=dict)
     _waits: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def trial(self, row: TaskInstanceRow, records: Mapping[str, str]) -> TrialRecords:
@@ -366,7 +369,7 @@ class TrialCache:
             waiting_s = cached[3].waiting_since_s
             if waiting_s is None or waiting_s <= now_s:
                 return cached[3]
-        measured = _measured(trial, facts, points) if facts.is_sized else ()
+        measured = self._step_times(trial, facts, points) if facts.is_sized else ()
         built = job(trial, facts, shown, now_s, drawn, measured=measured)
         if built.waiting_since_s is not None:
             since_s = self._waiting_since_s(trial.number, built.waiting_since_s, now_s)
@@ -374,6 +377,19 @@ class TrialCache:
         if not trial.is_under_way:
             self._jobs[trial.number] = (trial, shown, drawn, built)
         return built
+
+    def _step_times(
+        self, trial: TrialRecords, facts: SweepFacts, points: Points
+    ) -> tuple[StepTime, ...]:
+        """Return the step times of a trial by its segments, made again where either has changed."""
+        if trial.segment is None:
+            return ()
+        unit_batch = None if facts.batch_range is None else facts.batch_range.initial
+        inputs = sized_spans(trial.segment), unit_batch
+        cached = self._times.get(trial.number)
+        if cached is None or cached[0] is not points or cached[1] != inputs:
+            cached = self._times[trial.number] = points, inputs, step_times(points, *inputs)
+        return cached[2]
 
     def _waiting_since_s(self, number: int, recorded_s: float, now_s: float) -> float | None:
         """Return since when a trial waits if its record, by a clock since set back, says later.
@@ -393,14 +409,6 @@ def _known_points(before: Asked, now: Asked) -> int:
     """Return how many points were there before, if those that are there now begin with them."""
     count = len(before[0])
     return count if before[1:] == now[1:] and now[0][:count] == before[0] else 0
-
-
-def _measured(trial: TrialRecords, facts: SweepFacts, points: Points) -> tuple[StepTime, ...]:
-    """Return the step times of a trial by its segments."""
-    if trial.segment is None:
-        return ()
-    unit_batch = None if facts.batch_range is None else facts.batch_range.initial
-    return step_times(points, sized_spans(trial.segment), unit_batch)
 
 
 START_PERIOD_S = SETTLED_S / 2

@@ -480,6 +480,7 @@ class RunningSweeps:
         for sweep_id in unreadable.keys() - self.unreadable.keys():
             log.error("The sweep %s cannot be scheduled: its record cannot be read", sweep_id)
         self.unreadable = unreadable
+        self._not_ours = {s: record for s, record in self._not_ours.items() if s in runs}
         return {gone: self.specs.pop(gone) for gone in set(self.specs) - set(runs)}
 
     def unread_runs(self) -> Mapping[str, RunRow]:

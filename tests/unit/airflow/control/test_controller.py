@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from hermes_ops.airflow.control.cluster import AirflowCluster
 from hermes_ops.airflow.control.controller import Controller, Leadership, _node_names, main
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.pool_file import read_view
-from hermes_ops.airflow.control.sweep_state import usable_gpus
+from hermes_ops.airflow.control.sweep_state import RunningSweeps, usable_gpus
 from hermes_ops.airflow.explanation import problem_lines
 from hermes_ops.airflow.metadata_rows import PoolRow, RunRow
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, STOP_KEY, CloseRecord, encode
@@ -345,6 +346,23 @@ def test_sweeps_of_another_pool_are_not_ours_and_are_read_once(
     for _ in range(3):
         assert controller.cluster.observe().jobs == ()
     assert (controller.cluster.sweeps, parsed) == ({}, [SWEEP])
+
+
+class Record(dict[str, Any]):
+    """A sweep's record whose end can be seen."""
+
+
+def test_of_a_sweep_of_another_pool_nothing_is_held_after_its_end() -> None:
+    record = Record(run_row(pool="other").sweep)
+    runs = [RunRow(1, "hermes_sweep", "other", "plan", "running", 1.0, record)]
+    held, sweeps = weakref.ref(record), RunningSweeps("gpus")
+    metadata: Any = SimpleNamespace(sweeps=lambda: list(runs))
+    del record
+    sweeps.refresh(metadata)
+    assert held() is not None
+    runs.clear()
+    sweeps.refresh(metadata)
+    assert held() is None
 
 
 def test_a_sweep_that_cannot_be_read_hinders_no_other(caplog: pytest.LogCaptureFixture) -> None:

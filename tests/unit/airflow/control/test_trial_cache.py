@@ -18,6 +18,7 @@ from hermes_ops.airflow.control.jobs import (
     TrialCache,
     curve,
     job,
+    step_times,
     training_seconds,
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords
@@ -27,6 +28,7 @@ from hermes_ops.core.curves import columns
 from hermes_ops.core.guards import guarded
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, SweepId
 from hermes_ops.core.packed_curves import PackedPoints
+from hermes_ops.core.sizes import StepTime
 from hermes_ops.errors import HermesError
 from hermes_ops.policies import make_policy
 from hermes_ops.tracking.sender import read_lines
@@ -195,6 +197,29 @@ def test_a_job_that_is_recalled_is_what_its_trial_says_at_that_time(rounds: list
         shown = cache.curve(trial, seen, FACTS.sign)
         found = cache.job(trial, FACTS, seen, now_s, foreseen)
         assert found == job(trial, FACTS, shown, now_s, foreseen)
+
+
+def test_the_step_times_of_a_trial_are_measured_once_for_each_of_its_curves_and_segments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = list[int]()
+
+    def counted(points: Any, *spans: Any) -> Any:
+        measured.append(len(points))
+        return step_times(points, *spans)
+
+    monkeypatch.setattr("hermes_ops.airflow.control.jobs.step_times", counted)
+    cache, sized = TrialCache(), replace(FACTS, most_gpus=2)
+    runs = trained(0, ((90.0, 101.5),), 101.6)
+    for points in (POINTS[:1], POINTS, POINTS, POINTS):
+        cache.job(replace(runs), sized, points, 200.0)
+    spans = ((90.0, 102.5),)
+    resumed = TrialRecords(
+        row(0, "running"), lease(), None, segment(spans=spans, sizes=(1,), started_s=103.0)
+    )
+    again = cache.job(resumed, sized, POINTS, 200.0)
+    assert measured == [1, 2, 2]
+    assert again.step_times == (StepTime(1, 1.0),)
 
 
 def test_a_trial_that_waits_is_served_in_turn_though_the_clock_was_set_back_by_a_day() -> None:
