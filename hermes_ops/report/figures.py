@@ -8,10 +8,11 @@ from __future__ import annotations
 import colorsys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
@@ -71,8 +72,9 @@ def learning_curves(
     """
     best = summary.best.number if summary.best else None
     by_trial = _by_trial(segments)
-    drawn = {n: _finite(points) for n, points in sorted(curves.items())}
-    drawn = {n: _thin(points, by_trial.get(n, ())) for n, points in drawn.items() if points}
+    ordered = sorted(curves.items())
+    thin = ((n, _thin(_finite(points), by_trial.get(n, ()))) for n, points in ordered)
+    drawn = {n: points for n, points in thin if points}
     origin_s = _origin_s(drawn.values(), segments)
     unit, unit_s = unit_of(_end_s(drawn.values(), segments) - origin_s)
     few = len(drawn) <= _FEW
@@ -345,13 +347,9 @@ def measured_course(
     end.
     """
     never = {t.number for t in summary.trials if not t.can_be_best}
-    seen = [
-        (ms / 1_000 - origin_s, value)
-        for number, points in curves.items()
-        if number not in never
-        for _, value, ms in points
-        if abs(value) < TOO_GREAT
-    ]
+    maximize = summary.direction == "maximize"
+    able = (points for number, points in curves.items() if number not in never)
+    seen = [better for points in able for better in _improvements(points, origin_s, maximize)]
     end_s = origin_s + summary.wall_seconds
     held: list[GpuUse] = [
         (
@@ -361,7 +359,22 @@ def measured_course(
         )
         for s in segments
     ]
-    return BestSoFar.from_values(seen, held, maximize=summary.direction == "maximize")
+    return BestSoFar.from_values(seen, held, maximize=maximize)
+
+
+def _improvements(
+    points: CurvePoints, origin_s: float, maximize: bool
+) -> Iterator[tuple[float, float]]:
+    """Yield the values of a curve, with their times, that are its best so far.
+
+    Of 50,000,000 values of a sweep no more than these need to be held at once.
+    """
+    sign, lowest = -1.0 if maximize else 1.0, inf
+    values = ((ms / 1_000 - origin_s, value) for _, value, ms in points if abs(value) < TOO_GREAT)
+    for at_s, value in sorted(values, key=itemgetter(0)):
+        if sign * value < lowest:
+            lowest = sign * value
+            yield at_s, value
 
 
 def regret_curves(course: BestSoFar, background: Background, *, direction: str) -> Figure:

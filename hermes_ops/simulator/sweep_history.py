@@ -9,6 +9,7 @@ from statistics import median
 
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.core.model import JobId, SweepId, Value
+from hermes_ops.core.packed_curves import PackedPoints
 from hermes_ops.core.summary import CurvePoints, Segment
 from hermes_ops.core.training import STOPPED, Training, training
 from hermes_ops.errors import HermesError
@@ -131,7 +132,7 @@ def history_of(
                 number=summary.number,
                 state=summary.state,
                 config=summary.config,
-                points=tuple(
+                points=PackedPoints.from_rows(
                     (step, value, round(1_000 * _active_s(at_ms / 1_000, spans)))
                     for step, value, at_ms in collected.curves.get(summary.number, ())
                 ),

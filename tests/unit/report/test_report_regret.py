@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hermes_ops.core.packed_curves import PackedPoints
 from hermes_ops.report.background import BestSoFar, Improvement, gpu_seconds
-from hermes_ops.report.figures import band, measured_course
+from hermes_ops.report.figures import band, learning_curves, measured_course
 from tests.unit.report.sweeps import BEGIN_S, curve, piece, summary, trial
 
 
@@ -34,6 +38,34 @@ def test_the_sweeps_own_course_leaves_failed_trials_out_and_counts_open_segments
     found = measured_course(facts, {0: curve(0.7, 0.5), 1: curve(0.1)}, pieces, BEGIN_S)
     assert [(f.at_s, f.value) for f in found.improvements] == [(1.0, 0.7), (2.0, 0.5)]
     assert (found.end_s, found.end_gpu_s) == (10.0, 10.0)
+
+
+def test_the_pictures_of_many_long_curves_hold_one_of_them_at_a_time() -> None:
+    trials, steps = range(50), 4_000
+    curves = {
+        n: PackedPoints.from_rows((s, 7.0 * s % 11, 1_000 * s) for s in range(1, steps + 1))
+        for n in trials
+    }
+    facts, pieces = summary(*(trial(n, 0.1) for n in trials)), [piece(0, 0.0, 4.0)]
+    learning_curves(facts, {0: curves[0]}, pieces)  # imports what it needs
+    tracemalloc.start()
+    measured_course(facts, curves, pieces, BEGIN_S)
+    learning_curves(facts, curves, pieces)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100 * len(trials) * steps
+
+
+@given(st.lists(st.lists(st.floats(0, 9) | st.just(math.nan), max_size=9), max_size=4))
+def test_the_sweeps_own_course_is_that_of_all_values_in_the_order_of_time(
+    values: list[list[float]],
+) -> None:
+    late = {n: [2, 0, 1, 1, 5, 3, 8, 3, 9][: len(of)] for n, of in enumerate(values)}
+    curves = {n: tuple(zip(range(9), of, late[n], strict=False)) for n, of in enumerate(values)}
+    facts = summary(*(trial(n, 0.1) for n in curves))
+    seen = [(ms / 1_000, value) for points in curves.values() for _, value, ms in points]
+    expected = BestSoFar.from_values(seen, [], maximize=facts.direction == "maximize")
+    assert measured_course(facts, curves, [], 0.0) == expected
 
 
 def test_a_band_holds_every_line_from_where_all_have_begun() -> None:
