@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Point
+from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.simulator.training_model import Pace
 from hermes_ops.simulator.workload import JobOutcome, SimulatedSegment, Work
+
+LONG = 256
+"""Points from which a curve is kept in arrays, whose versions share memory. Below, tuples are
+faster; all versions of a longer one as tuples, with what policies compute of them, take gigabytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class SimulatedJob:
     unmeasured_s: float = 0.0  # of warming up and leaving, which a policy takes for training
     ahead_s: list[float] = field(default_factory=list)  # `unmeasured_s` at each point reached
     shown: int = 0  # points that a policy sees by now
-    observed: tuple[Point, ...] = ()  # those points; the same object while no more are shown
+    observed: Sequence[Point] = ()  # those points; the same object while no more are shown
     # the current segment
     segment: int = -1  # its index
     begin_s: float = 0.0
@@ -274,8 +280,13 @@ class SimulatedJob:
         )
 
     def _update_observed(self) -> None:
-        if len(self.observed) < self.shown:
-            self.observed += tuple(self._next_observations())
+        if len(self.observed) >= self.shown:
+            return
+        new = self._next_observations()
+        if self.shown < LONG:
+            self.observed = (*self.observed, *new)
+        else:
+            self.observed = LearningCurve.from_rows(self.observed).extended(new)
 
     def _next_observations(self) -> Iterator[Point]:
         """Yield the points that are shown by now and not yet in `observed`."""

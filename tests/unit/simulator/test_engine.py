@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -541,3 +542,20 @@ def test_the_outcomes_follow_from_the_event_log_alone(name: str, drawn: Workload
     lines: list[str] = []
     run = simulated(drawn, name, EventLog(lines.append))
     assert replay(lines) == run.outcomes
+
+
+def test_the_versions_of_a_long_curve_take_no_memory_of_their_own() -> None:
+    steps = 900
+    works = [
+        Work(
+            JobId(f"s/{n}"), 0.0, float(steps), sweep=SweepId("s"), total_steps=steps,
+            curve=tuple(Point(k, 1.0 / k + n, float(k)) for k in range(1, steps + 1)),
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    tracemalloc.start()
+    run = simulate(Workload("long", tuple(works)), layout("3"), make_policy("hermes", {}))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(run.outcomes) == 3
+    assert peak_bytes < 20_000_000  # all versions as tuples, with their arrays, take 60 MB
