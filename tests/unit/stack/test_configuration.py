@@ -19,7 +19,6 @@ from hermes_ops.stack.record import StackRecord
 from hermes_ops.stack.settings import Settings, resolve
 from hermes_ops.stack.supervisor_client import SupervisorClient
 
-
 ROOT = Path(__file__).parents[3]
 
 
