@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
     from hermes_ops.config.pool_quota import OthersSpec, PoolQuota, UserSpec
     from hermes_ops.core.priority_class import PriorityClass
-    from hermes_ops.kubernetes.api import GpuNode, SettledSlots
+    from hermes_ops.kubernetes.gpu_nodes import GpuNode, SettledSlots
 
 
 PERIOD_S = 10.0
@@ -67,7 +67,7 @@ def sync(
 ) -> None:
     """Keep the pool's slots equal to the allocatable GPUs of the nodes that take pods."""
     from hermes_ops.airflow.credentials import AirflowCredentials
-    from hermes_ops.kubernetes.api import SettledSlots, node_reader
+    from hermes_ops.kubernetes.gpu_nodes import SettledSlots, node_reader
 
     name = pool or os.environ.get("HERMES_POOL") or "gpus"
     credentials = AirflowCredentials.from_environment()
@@ -77,7 +77,7 @@ def sync(
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     slots = SettledSlots(0.0 if once else settle)
     if once:
-        setter.set(slots.follow(_count(read), time.monotonic()))
+        setter.set(slots.follow(read(), time.monotonic()))
         return
     while True:
         follow_once(slots, read, setter.set, setter.slots)
@@ -101,15 +101,9 @@ def follow_once(
     try:
         if slots.now is None:
             slots.now = present()
-        put(slots.follow(_count(read), time.monotonic()))
+        put(slots.follow(read(), time.monotonic()))
     except (Unavailable, StackError) as error:
         typer.echo(f"The pool stays as it is: {error}", err=True)
-
-
-def _count(read: Callable[[], tuple[GpuNode, ...]]) -> int:
-    from hermes_ops.kubernetes.api import allocatable
-
-    return allocatable(read())
 
 
 class _Setter:

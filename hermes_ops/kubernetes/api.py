@@ -1,13 +1,12 @@
-"""Kubernetes' API: the connection, the pods of a namespace, the GPUs of the nodes, all errors."""
+"""Kubernetes' API: the connection, the pods of a namespace, all errors."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,9 +23,7 @@ from hermes_ops.kubernetes.template import (
     CONTAINER,
     EPOCH,
     INSTALLATION,
-    MANAGED,
     NAME_LABEL,
-    RESOURCE,
     SWEEP,
     TRIAL,
     TRY,
@@ -34,7 +31,6 @@ from hermes_ops.kubernetes.template import (
 
 CALL_TIMEOUT_S = 10.0
 LOG_IDLE_TIMEOUT_S = 60.0
-NODES_TIMEOUT_S = 20.0
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _GONE, _CONFLICT, _EXPIRED, _TOO_MANY = 404, 409, 410, 429
 
@@ -298,7 +294,7 @@ class ClusterPods:
         """Return the pods with these labels, and the version that `watch_events` continues from."""
         with translate_errors("list pods"):
             answer = self.client.list_namespaced_pod(
-                self.namespace, label_selector=_selector(labels), **self._plain
+                self.namespace, label_selector=selector_of(labels), **self._plain
             )
         document = json.loads(answer.data)
         pods = [PodView.from_json(item) for item in document["items"]]
@@ -314,7 +310,7 @@ class ClusterPods:
         with translate_errors("watch pods"):
             answer = self.client.list_namespaced_pod(
                 self.namespace,
-                label_selector=_selector(labels),
+                label_selector=selector_of(labels),
                 watch=True,
                 allow_watch_bookmarks=True,
                 resource_version=version,
@@ -387,7 +383,8 @@ def _mount_failures(events: Iterable[Plain]) -> tuple[str, ...] | None:
     return tuple(str(event.get("message") or "")[:MOST_CHARACTERS] for event in failures)
 
 
-def _selector(labels: Mapping[str, str]) -> str:
+def selector_of(labels: Mapping[str, str]) -> str:
+    """Return the label selector of objects with all of these labels."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
@@ -417,7 +414,7 @@ def translate_errors(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> 
     except HTTPError as error:
         raise Unavailable(f"Kubernetes did not answer ({what}): {error}") from error
     except _api_error() as error:
-        detail = f"Kubernetes answered {error.status} ({what}): {_message(error, hidden)}"
+        detail = f"Kubernetes answered {error.status} ({what}): {answer_text(error, hidden)}"
         quota = is_used_up(detail)
         passing = error.status in (_EXPIRED, _TOO_MANY)
         if not error.status or error.status >= 500 or passing or quota:
@@ -426,7 +423,8 @@ def translate_errors(what: str, hidden: Callable[[], Iterable[str]] = tuple) -> 
         raise kind(detail) from None
 
 
-def _message(error: Any, hidden: Callable[[], Iterable[str]]) -> str:  # noqa: ANN401 - no types
+def answer_text(error: Any, hidden: Callable[[], Iterable[str]]) -> str:  # noqa: ANN401 - no types
+    """Return the message of Kubernetes' answer, without the hidden texts."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return mask_texts(str(json.loads(error.body)["message"]), hidden())[:MOST_CHARACTERS]
     return str(error.reason)
@@ -444,145 +442,3 @@ def _variables(pod: Any) -> list[str]:  # noqa: ANN401 - the client's own model
         for v in c.get("env") or ()
         for text in document_texts(v.get("value"))
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class GpuNode:
-    """The GPUs of a node: `gpus` counts those that its device plugin reports as healthy.
-
-    `held` counts those that trials' pods hold there, of a node that takes no pods.
-    """
-
-    name: str
-    gpus: int
-    ready: bool = True
-    cordoned: bool = False
-    held: int = 0
-
-    @property
-    def takes_pods(self) -> bool:
-        """True while new pods may be placed there."""
-        return self.ready and not self.cordoned
-
-
-def allocatable(nodes: Iterable[GpuNode]) -> int:
-    """Return the number of GPUs of the nodes that take pods, and of those held on other nodes.
-
-    A trial on a cordoned node trains on. Without its GPUs the pool would have fewer slots than are
-    in use, and trials on other nodes would be preempted for GPUs that nobody could use.
-    """
-    return sum(n.gpus if n.takes_pods else n.held for n in nodes)
-
-
-@dataclass(slots=True)
-class SettledSlots:
-    """The number of slots: raised at once, lowered when it has stayed lower for `settle_s`.
-
-    Otherwise a node that is away for a moment would preempt trials that run on other nodes.
-    After a wait the pool falls to the greatest number seen meanwhile, not to the last one.
-    """
-
-    settle_s: float
-    now: int | None = None
-    _lower: tuple[float, int] | None = None
-
-    def follow(self, gpus: int, time_s: float) -> int:
-        """Return the slots to have at `time_s`, with that many GPUs seen."""
-        if self.now is None or gpus >= self.now:
-            self.now, self._lower = gpus, None
-            return gpus
-        since_s, most = self._lower or (time_s, gpus)
-        self._lower = (since_s, max(most, gpus))
-        if time_s - since_s >= self.settle_s:
-            self.now, self._lower = self._lower[1], None
-        return self.now
-
-
-def node_reader(
-    selector: str = "",
-    resource: str = RESOURCE,
-    context: str | None = None,
-    namespace: str | None = None,
-) -> Callable[[], tuple[GpuNode, ...]]:
-    """Return a function that reads the nodes: in a pod by service account, else by KUBECONFIG.
-
-    With a namespace of trials' pods it counts the GPUs that they hold on nodes that take no pods.
-    Raise HermesError where there is no cluster. The function raises Unavailable when the cluster
-    does not answer, HermesError when it refuses.
-    """
-    api = connect(context)
-
-    def read() -> tuple[GpuNode, ...]:
-        nodes = _nodes(api, selector, resource)
-        if namespace is None or all(node.takes_pods for node in nodes):
-            return nodes
-        held = _held(api, namespace, resource)
-        return tuple(n if n.takes_pods else replace(n, held=held[n.name]) for n in nodes)
-
-    return read
-
-
-def _held(api: Any, namespace: str, resource: str) -> Counter[str]:  # noqa: ANN401 - the client's own
-    """Return the GPUs that trials' pods hold, by node: until their containers have ended."""
-    try:
-        with translate_errors("list pods"):
-            answer = api.list_namespaced_pod(
-                namespace,
-                label_selector=_selector(MANAGED),
-                resource_version="0",
-                _preload_content=False,
-                _request_timeout=NODES_TIMEOUT_S,
-            )
-    except Forbidden as error:
-        raise HermesError(
-            f"{error}. Give the service account `list` on pods in the namespace {namespace}."
-        ) from None
-    held: Counter[str] = Counter()
-    for pod in json.loads(answer.data)["items"]:
-        if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
-            held[pod["spec"].get("nodeName") or ""] += _gpus_of(pod["spec"], resource)
-    return held
-
-
-def _gpus_of(spec: Plain, resource: str) -> int:
-    limits = ((c.get("resources") or {}).get("limits") or {} for c in spec["containers"])
-    return sum(_whole(of_container.get(resource)) for of_container in limits)
-
-
-def _whole(quantity: str | None) -> int:
-    """Return a number of devices; a resource that is no device may have thousandths."""
-    from kubernetes.utils.quantity import parse_quantity
-
-    return int(parse_quantity(quantity or "0"))
-
-
-def _nodes(api: Any, selector: str, resource: str) -> tuple[GpuNode, ...]:  # noqa: ANN401 - the client's own
-    from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        # Version 0: the answer comes from the API server's cache, whatever the size of the cluster.
-        answer = api.list_node(
-            label_selector=selector, resource_version="0", _request_timeout=NODES_TIMEOUT_S
-        )
-    except ApiException as error:
-        if error.status in (401, 403):
-            raise HermesError(
-                f"the cluster does not let us list nodes ({error.reason}): give the service "
-                "account `list` on nodes."
-            ) from None
-        if error.status == 400:
-            raise HermesError(
-                f"the cluster does not understand the selector {selector!r} of nodes "
-                f"({_message(error, tuple)}): write labels, such as gpu=a100."
-            ) from None
-        raise Unavailable(f"the cluster did not answer: {error.reason}") from None
-    except HTTPError as error:
-        raise Unavailable(f"the cluster did not answer: {error}") from error
-    return tuple(_node(item, resource) for item in answer.items)
-
-
-def _node(item: Any, resource: str) -> GpuNode:  # noqa: ANN401 - the client's own
-    ready = [c.status for c in item.status.conditions or () if c.type == "Ready"]
-    gpus = _whole((item.status.allocatable or {}).get(resource))
-    return GpuNode(item.metadata.name, gpus, ready == ["True"], bool(item.spec.unschedulable))

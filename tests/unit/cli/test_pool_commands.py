@@ -9,7 +9,7 @@ import pytest
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.cli.pool_commands import _Setter, follow_once
 from hermes_ops.errors import StackError, Unavailable
-from hermes_ops.kubernetes.api import GpuNode, SettledSlots
+from hermes_ops.kubernetes.gpu_nodes import GpuNode, SettledSlots
 
 
 def test_the_pool_gets_what_the_nodes_can_give() -> None:
@@ -117,7 +117,7 @@ def test_without_a_cluster_the_remedy_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hermes_ops.errors import HermesError
-    from hermes_ops.kubernetes.api import node_reader
+    from hermes_ops.kubernetes.gpu_nodes import node_reader
 
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(

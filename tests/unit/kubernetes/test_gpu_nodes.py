@@ -11,7 +11,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import ProtocolError
 
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.kubernetes.api import (
+from hermes_ops.kubernetes.gpu_nodes import (
     GpuNode,
     SettledSlots,
     _nodes,
@@ -42,7 +42,7 @@ def test_the_gpus_of_trials_on_a_cordoned_node_count_until_their_pods_have_ended
         pod(None, "Pending", "1"),
     ]
     outside = api([node("4", unschedulable=True), node("4", name="node-b")], pods)
-    monkeypatch.setattr("hermes_ops.kubernetes.api.connect", lambda context: outside)
+    monkeypatch.setattr("hermes_ops.kubernetes.gpu_nodes.connect", lambda context: outside)
     read = node_reader(namespace="trials")
     assert allocatable(read()) == 6
     pods[0]["status"]["phase"] = "Failed"
@@ -55,26 +55,51 @@ def test_who_may_not_list_the_trials_pods_of_a_cordoned_node_is_told_the_right(
 ) -> None:
     refused = ApiException(status=403, reason="Forbidden")
     outside = api([node("4", unschedulable=True)], refused)
-    monkeypatch.setattr("hermes_ops.kubernetes.api.connect", lambda context: outside)
+    monkeypatch.setattr("hermes_ops.kubernetes.gpu_nodes.connect", lambda context: outside)
     with pytest.raises(HermesError, match="`list` on pods in the namespace trials") as caught:
         node_reader(namespace="trials")()
     assert not isinstance(caught.value, Unavailable)
 
 
+def with_gpus(gpus: int) -> list[GpuNode]:
+    return [GpuNode("a", gpus)]
+
+
 def test_more_gpus_count_at_once_and_fewer_after_they_have_lasted() -> None:
     slots = SettledSlots(30.0)
-    assert slots.follow(4, 0.0) == 4
-    assert slots.follow(8, 1.0) == 8
-    assert slots.follow(4, 2.0) == 8
-    assert slots.follow(4, 31.9) == 8
-    assert slots.follow(4, 32.0) == 4
+    assert slots.follow(with_gpus(4), 0.0) == 4
+    assert slots.follow(with_gpus(8), 1.0) == 8
+    assert slots.follow(with_gpus(4), 2.0) == 8
+    assert slots.follow(with_gpus(4), 31.9) == 8
+    assert slots.follow(with_gpus(4), 32.0) == 4
 
 
 def test_a_node_that_is_away_for_a_moment_changes_nothing() -> None:
     slots = SettledSlots(30.0)
-    seen = [slots.follow(gpus, time) for time, gpus in ((0.0, 8), (20.0, 4), (40.0, 8), (60.0, 4))]
+    seen = [
+        slots.follow(with_gpus(gpus), time)
+        for time, gpus in ((0.0, 8), (20.0, 4), (40.0, 8), (60.0, 4))
+    ]
     assert seen == [8, 8, 8, 8]
-    assert slots.follow(4, 89.0) == 8
+    assert slots.follow(with_gpus(4), 89.0) == 8
+
+
+def test_a_slot_that_a_cordoned_node_gives_up_is_gone_at_once() -> None:
+    slots, free = SettledSlots(30.0), GpuNode("a", 4)
+    assert slots.follow([free, GpuNode("b", 4)], 0.0) == 8
+    assert slots.follow([free, GpuNode("b", 4, cordoned=True, held=2)], 10.0) == 6
+    assert slots.follow([free, GpuNode("b", 4, cordoned=True, held=1)], 20.0) == 5
+    assert slots.follow([free], 30.0) == 5  # it may be away for a moment
+    assert slots.follow([free], 60.0) == 4
+
+
+def test_a_cordoned_node_does_not_cut_short_the_wait_for_one_that_is_away() -> None:
+    slots, cordoned = SettledSlots(30.0), GpuNode("b", 4, cordoned=True)
+    assert slots.follow([GpuNode("a", 4), GpuNode("b", 4)], 0.0) == 8
+    away = GpuNode("a", 4, ready=False)
+    assert slots.follow([away, cordoned], 10.0) == 4
+    assert slots.follow([away, cordoned], 39.0) == 4
+    assert slots.follow([away, cordoned], 40.0) == 0
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 20.0), st.integers(0, 16)), min_size=1, max_size=40))
@@ -85,7 +110,7 @@ def test_slots_are_a_number_that_was_seen_lately_and_never_too_few(
     for step, gpus in looks:
         now += step
         seen.append((now, gpus))
-        found = slots.follow(gpus, now)
+        found = slots.follow(with_gpus(gpus), now)
         assert found in {g for _, g in seen}
         assert found >= gpus
 
