@@ -22,11 +22,41 @@ from hermes_ops.kubernetes.template import MANAGED, RESOURCE
 NODES_TIMEOUT_S = 20.0
 
 
+LEAVING = frozenset(
+    {
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "node.kubernetes.io/out-of-service",
+    }
+)
+"""Taints of a node that an autoscaler or its provider is about to take away."""
+
+UNDER_PRESSURE = frozenset(
+    {
+        "node.kubernetes.io/disk-pressure",
+        "node.kubernetes.io/pid-pressure",
+        "node.kubernetes.io/network-unavailable",
+        "node.cloudprovider.kubernetes.io/shutdown",
+        "node.cloudprovider.kubernetes.io/uninitialized",
+    }
+)
+"""Taints of a node that takes no pods for a while, as one that is not ready."""
+
+HARD_EFFECTS = ("NoSchedule", "NoExecute")
+"""Effects of taints that keep pods away; `PreferNoSchedule` does not."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuNode:
     """The GPUs of a node: `gpus` counts those that its device plugin reports as healthy.
 
-    `held` counts the GPUs
+    `cordoned` is True for a node that a person or an autoscaler is to empty. `held` counts the GPUs
     that trials' pods hold there, of a node that takes no pods.
     """
 
@@ -177,4 +207,10 @@ def _nodes(api: Any, selector: str, resource: str) -> tuple[GpuNode, ...]:  # no
 def _node(item: Any, resource: str) -> GpuNode:  # noqa: ANN401 - the client's own
     ready = [c.status for c in item.status.conditions or () if c.type == "Ready"]
     gpus = _whole((item.status.allocatable or {}).get(resource))
-    return GpuNode(item.metadata.name, gpus, ready == ["True"], bool(item.spec.unschedulable))
+    taints = {taint.key for taint in item.spec.taints or () if taint.effect in HARD_EFFECTS}
+    return GpuNode(
+        item.metadata.name,
+        gpus,
+        ready == ["True"] and not taints & UNDER_PRESSURE,
+        bool(item.spec.unschedulable or taints & LEAVING),
+    )

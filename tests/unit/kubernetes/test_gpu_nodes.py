@@ -121,10 +121,12 @@ def node(
     unschedulable: bool | None = None,
     *,
     name: str = "node-a",
+    taint: tuple[str, str] | None = None,
 ) -> Any:
+    taints = None if taint is None else [SimpleNamespace(key=taint[0], effect=taint[1])]
     return SimpleNamespace(
         metadata=SimpleNamespace(name=name),
-        spec=SimpleNamespace(unschedulable=unschedulable),
+        spec=SimpleNamespace(unschedulable=unschedulable, taints=taints),
         status=SimpleNamespace(
             conditions=[SimpleNamespace(type="Ready", status=ready)],
             allocatable=None if gpus is None else {RESOURCE: gpus, "cpu": "8"},
@@ -160,6 +162,26 @@ def test_a_node_is_read_as_kubernetes_shows_it() -> None:
         GpuNode("node-a", 2, cordoned=True),
         GpuNode("node-a", 0),
     )
+
+
+@pytest.mark.parametrize(
+    ("taint", "cordoned", "ready"),
+    [
+        (("ToBeDeletedByClusterAutoscaler", "NoSchedule"), True, True),
+        (("karpenter.sh/disrupted", "NoSchedule"), True, True),
+        (("cloud.google.com/impending-node-termination", "NoSchedule"), True, True),
+        (("aws-node-termination-handler/spot-itn", "NoExecute"), True, True),
+        (("node.kubernetes.io/disk-pressure", "NoSchedule"), False, False),
+        (("DeletionCandidateOfClusterAutoscaler", "PreferNoSchedule"), False, True),
+        (("aws-node-termination-handler/spot-itn", "PreferNoSchedule"), False, True),
+        (("nvidia.com/gpu", "NoSchedule"), False, True),
+    ],
+)
+def test_a_node_that_is_about_to_be_taken_away_or_under_pressure_takes_no_pods(
+    taint: tuple[str, str], cordoned: bool, ready: bool
+) -> None:
+    found = _nodes(api([node("2", taint=taint)]), "", RESOURCE)
+    assert found == (GpuNode("node-a", 2, ready, cordoned),)
 
 
 def test_a_resource_that_is_no_device_counts_in_whole_ones() -> None:
