@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,14 +160,27 @@ class TrialFolder:
         return self.path / "model"
 
     def empty(self) -> bool:
-        """Remove the folder; return False, and remove nothing, while a process uses it."""
+        """Remove the folder; return False, and remove nothing, while a process uses it.
+
+        Where its pods have another user, whose files this one cannot delete, only the records in it
+        are removed: then hermes-trial deletes the rest, under its lock.
+        """
         try:
             lock = lock_file(self.path / "lock", 0.0, "the trial's folder")
         except BusyError:
             return False
+        except PermissionError:
+            self._remove_records()
+            return True
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(lock)
         return True
+
+    def _remove_records(self) -> None:
+        """Remove the files in the folder that say how the trial went, not those that fence it."""
+        for path in self.path.iterdir():
+            if path.name not in ("lock", "epoch") and not stat.S_ISDIR(path.lstat().st_mode):
+                path.unlink()
 
     def status(self) -> dict[str, Any]:
         """Return the running trial's status file; empty before it is written."""

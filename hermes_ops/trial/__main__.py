@@ -17,7 +17,15 @@ from hermes_ops.trial.environment import resolve_references, restore_script_vari
 from hermes_ops.trial.event_channel import RUN_VARIABLE, URI_VARIABLE
 from hermes_ops.trial.failure import Cause, is_final, may_start_later
 from hermes_ops.trial.files import Folder, read_json, trial_seeds
-from hermes_ops.trial.locks import BusyError, LockHolder, fence, lock_file, lock_gpus
+from hermes_ops.trial.locks import (
+    ANEW_VARIABLE,
+    BusyError,
+    LockHolder,
+    fence,
+    lock_file,
+    lock_gpus,
+    newest_epoch,
+)
 from hermes_ops.trial.metrics import MetricsFile
 from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED, SegmentEnding, SegmentOutcome
 from hermes_ops.trial.output.relay import say
@@ -44,6 +52,8 @@ if TYPE_CHECKING:
     from hermes_ops.trial.ports import ReservedPort
 
 _GPU_WAIT_S = 10.0
+_OF_THE_TASK = ("lock", "nudge", "sent.json")
+"""Files of a trial's folder that its task or its lock needs while the trial begins from scratch."""
 _STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
@@ -79,6 +89,7 @@ def _lead(options: SegmentOptions, folder: Folder, parent: int) -> int:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         holder, hang_s = LockHolder.current(parent, folder.root), options.grace_s + KILL_AFTER_S
         lock_file(folder.lock, options.lock_wait_s, "the trial's folder", holder, hang_s)
+        _restart_from_scratch(folder)
         fence(folder, options.epoch)
         if options.gpu_locks is not None:
             wait_s = min(_GPU_WAIT_S, 2 * options.lock_wait_s)
@@ -94,6 +105,21 @@ def _lead(options: SegmentOptions, folder: Folder, parent: int) -> int:
     except OSError as error:  # our own files: the script is not at fault
         say(f"cannot write in {folder.root}: {error}", sys.stderr)
         return INFRASTRUCTURE
+
+
+def _restart_from_scratch(folder: Folder) -> None:
+    """Delete what an earlier life of the trial has left. Hold the folder's lock.
+
+    The trial's task deletes it too, but cannot where its user is not that of the trial's pods.
+    A folder that comes from a backup has no epoch, but its segments.
+    """
+    seen = max(newest_epoch(folder), segment_records.newest_segment_epoch(folder))
+    if seen >= int(os.environ.get(ANEW_VARIABLE) or -1):
+        return
+    mounted = folder.checkpoints  # it may be a volume
+    is_empty = node_checkpoints.delete_content(folder.root, (*_OF_THE_TASK, mounted.name))
+    if not (node_checkpoints.delete_content(mounted) and is_empty):
+        raise BusyError(f"{folder.root} cannot be emptied: the trial is to begin from scratch")
 
 
 def _serve_node(gang: Gang, options: SegmentOptions, folder: Folder) -> int:
@@ -203,7 +229,6 @@ def _download(
 ) -> DownloadResult:
     """Download the newest checkpoints from the store, unless the folder has them."""
     from hermes_ops.trial.checkpoint_store.download import ensure_checkpoints
-    from hermes_ops.trial.checkpoint_store.store import ANEW_VARIABLE
 
     since = int(os.environ.get(ANEW_VARIABLE) or 0)
     answer = ensure_checkpoints(

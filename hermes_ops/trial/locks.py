@@ -15,6 +15,9 @@ from hermes_ops.trial.files import Folder, replace_file
 from hermes_ops.trial.processes.record import end_processes
 from hermes_ops.trial.processes.tree import Process, boot_and_namespace, is_alive, process_of
 
+ANEW_VARIABLE = "HERMES_BEGAN_ANEW"
+"""The lease epoch with which the trial began from scratch; nothing older of it is used."""
+
 _END_S = 10.0
 _NOTE_BYTES = 65_536
 
@@ -133,12 +136,17 @@ def lock_gpus(
     return held
 
 
+def newest_epoch(folder: Folder) -> int:
+    """Return the greatest lease epoch seen in the trial's folder; -1 before the first."""
+    try:
+        return int(folder.epoch.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return -1
+
+
 def fence(folder: Folder, epoch: int) -> None:
     """Refuse a lease epoch below one seen before; remember this one. Hold the folder's lock."""
-    try:
-        newest = int(folder.epoch.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        newest = -1
+    newest = newest_epoch(folder)
     if epoch < newest:
         root = folder.root
         raise BusyError(f"the lease epoch {epoch} is stale: {newest} has been seen in {root}")

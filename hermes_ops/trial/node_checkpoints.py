@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hermes_ops.trial.files import Folder
@@ -34,11 +34,16 @@ def release(folder: Folder) -> None:
         (folder.root / MARK).unlink()
 
 
-def delete_content(checkpoints: Path) -> bool:
-    """Delete what is in the folder, not the folder: a volume may be mounted there; True if gone."""
+def delete_content(folder: Path, keep: Collection[str] = ()) -> bool:
+    """Delete what is in the folder, except for the names to `keep`; return whether it is gone.
+
+    The folder itself stays: a volume may be mounted there.
+    """
     try:
-        for name in os.listdir(checkpoints):
-            path = checkpoints / name
+        for name in os.listdir(folder):
+            if name in keep:
+                continue
+            path = folder / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

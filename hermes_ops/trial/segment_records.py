@@ -97,6 +97,12 @@ def open_segment(folder: Folder, epoch: int, gpus: tuple[str, ...], step: int) -
     append_lines(folder.segments, [{**start, "boot": boot_id(), "uptime_s": time.monotonic()}])
 
 
+def newest_segment_epoch(folder: Folder) -> int:
+    """Return the greatest lease epoch of a segment that has begun; -1 before the first."""
+    epochs = [line.get("epoch") for line in Follower(folder.segments).new()]
+    return max((epoch for epoch in epochs if isinstance(epoch, int)), default=-1)
+
+
 def close_segment(
     folder: Folder,
     epoch: int,

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 from hermes_ops.trial.files import Folder, read_json, write_json
 from hermes_ops.trial.retention import unfinished
 
-ANEW_VARIABLE = "HERMES_BEGAN_ANEW"
 """The epoch at which the trial restarted from scratch: copies of earlier epochs do not count."""
 _BLOCK_BYTES = 4_194_304
 _FILES, _COPIES = "files", "copies"

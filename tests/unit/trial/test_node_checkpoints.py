@@ -10,6 +10,7 @@ from pathlib import Path
 from hermes_ops.trial import node_checkpoints
 from hermes_ops.trial.__main__ import main
 from hermes_ops.trial.files import Folder
+from hermes_ops.trial.locks import ANEW_VARIABLE
 
 SCRIPT = (
     "import os, pathlib; d = pathlib.Path(os.environ['HERMES_CHECKPOINT_DIR']); "
@@ -27,15 +28,35 @@ def filled(path: Path) -> Folder:
     return folder
 
 
-def segment(folder: Folder, *options: str, epoch: int = 1, code: int = 0) -> str:
+def segment(
+    folder: Folder, *options: str, epoch: int = 1, code: int = 0, anew: int | None = None
+) -> str:
     """Run one segment of a script that writes a checkpoint and ends with that code."""
     command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(folder.root)]
+    variables = {"PYTHONUNBUFFERED": "1"}
+    variables |= {} if anew is None else {ANEW_VARIABLE: str(anew)}
     command += ["--epoch", str(epoch), "--objective", "loss", *options, "--", sys.executable]
     done = subprocess.run(
         [*command, "-c", SCRIPT.replace("{code}", str(code))],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        capture_output=True, text=True, check=False, env={**os.environ, **variables},
     )  # fmt: skip
     return done.stdout
+
+
+def test_a_trial_that_begins_from_scratch_deletes_what_its_task_could_not_and_later_nothing(
+    tmp_path: Path,
+) -> None:
+    folder = filled(tmp_path)
+    folder.epoch.write_text("1")
+    folder.result.write_text('{"epoch": 1, "outcome": "finished"}')
+    (folder.model / "old").mkdir(parents=True)
+    (tmp_path / "sent.json").write_text("{}")
+    assert "seen []" in segment(folder, epoch=2, code=3, anew=2)
+    assert not folder.model.exists()
+    assert (tmp_path / "sent.json").exists()
+    assert "seen ['new']" in segment(folder, epoch=3, code=3, anew=2)
+    folder.epoch.unlink()  # as in a backup
+    assert "seen ['new']" in segment(folder, epoch=4, anew=2)
 
 
 def test_what_an_earlier_life_left_is_thrown_away_once(tmp_path: Path) -> None:

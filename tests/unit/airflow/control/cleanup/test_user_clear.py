@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -272,6 +274,22 @@ def test_a_folder_is_emptied_unless_a_process_holds_it(tmp_path: Any) -> None:
     os.close(held)
     assert folder.empty()
     assert not folder.path.exists()
+
+
+def test_of_a_folder_with_files_of_another_user_the_records_go_and_the_fence_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*asked: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    folder = TrialFolder(tmp_path / "3")
+    folder.checkpoints.mkdir(parents=True)
+    for name in ("lock", "epoch", "result.json", "segments.jsonl", "metrics.jsonl", "apart"):
+        (folder.path / name).touch()
+    (folder.path / "link").symlink_to(tmp_path)
+    monkeypatch.setattr("hermes_ops.airflow.folders.lock_file", refuse)
+    assert folder.empty()
+    assert {path.name for path in folder.path.iterdir()} == {"lock", "epoch", "checkpoints"}
 
 
 def test_a_trial_that_could_not_be_started_is_started_once_its_task_is_cleared() -> None:
