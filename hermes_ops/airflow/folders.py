@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar
 
 from hermes_ops.airflow.records import (
@@ -195,7 +196,7 @@ class TrialFolder:
         once ended, end_s, last_step, outcome."""
         batches = {line.get("epoch"): line.get("batch") for line in _lines(self.batches)}
         found: list[dict[str, Any]] = []
-        for line in _lines(self.path / "segments.jsonl"):
+        for line in filter(_is_sound, _lines(self.path / "segments.jsonl")):
             if "start_s" in line:
                 batch = batches.get(line.get("epoch"))
                 found.append({**line, "batch": batch} if isinstance(batch, int) else dict(line))
@@ -210,6 +211,31 @@ class TrialFolder:
         self.batches.parent.mkdir(parents=True, exist_ok=True)
         with self.batches.open("a") as file:
             file.write(f"\n{line}\n")  # whatever a full disk has left of the line before
+
+
+_KINDS: Mapping[str, type | UnionType] = {
+    "epoch": int,
+    "gpus": list,
+    "outcome": str,
+    **dict.fromkeys(("first_step", "last_step"), int | None),
+    **dict.fromkeys(("start_s", "end_s"), int | float),
+    **dict.fromkeys(("startup_s", "restore_s", "checkpoint_s", "repeat_s"), int | float | None),
+}
+"""The fields of a line of segments.jsonl. The script can write that file too."""
+_MOST = 1e15
+"""No time in Unix seconds, and no step, is beyond it."""
+
+
+def _is_sound(line: Mapping[str, Any]) -> bool:
+    """Tell whether each field of a segment's line is of its type, and no number beyond reason."""
+    fields = [(line[name], kind) for name, kind in _KINDS.items() if name in line]
+    if not all(isinstance(value, kind) for value, kind in fields):
+        return False
+    numbers = [value for value, _ in fields if isinstance(value, int | float)]
+    gpus = line.get("gpus") or []
+    return all(-_MOST <= n <= _MOST for n in numbers) and all(
+        isinstance(g, int | str) for g in gpus
+    )
 
 
 def all_ended(

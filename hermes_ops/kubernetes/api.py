@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -85,6 +86,7 @@ class PodView:
     the sweep's label. `waits_for` is the reason for which a container waits: the trial's, or an
     init container before it; `init_failure` names an init container that has failed.
     `deletes_checkpoints` is True for a pod that deletes checkpoints: it belongs to no trial.
+    `ran_s` is how long its container has run, once it has ended, as its node says.
     """
 
     name: str
@@ -106,6 +108,7 @@ class PodView:
     trial: int = -1
     deletes_checkpoints: bool = False
     installation: str = ""
+    ran_s: float | None = None
 
     def is_from(self, installation: str) -> bool:
         """Return whether the pod is of that installation; True if either has no id."""
@@ -154,7 +157,17 @@ class PodView:
             trial=_number(labels.get(TRIAL), -1),
             installation=labels.get(INSTALLATION, ""),
             deletes_checkpoints=labels.get(NAME_LABEL) == CLEARING,
+            ran_s=_ran_s(terminated),
         )
+
+
+def _ran_s(terminated: Plain) -> float | None:
+    """Return the seconds between a container's start and its end; None if one is not known."""
+    try:
+        start, end = (datetime.fromisoformat(terminated[n]) for n in ("startedAt", "finishedAt"))
+        return max(0.0, (end - start).total_seconds())
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _deletion_grace_s(metadata: Plain) -> float | None:

@@ -76,6 +76,11 @@ class GangSegment:
         return self.first.holder
 
     @property
+    def ran_s(self) -> float | None:
+        """How long the container of the first pod was seen to run; None if that is not known."""
+        return self.first.ran_s
+
+    @property
     def handed_over(self) -> bool:
         """True once all pods exist and their holder may take them over."""
         return all(pod.handed_over for pod in self._pods)

@@ -103,6 +103,8 @@ class PodSegment:
     _owner_lost: bool = False
     _misconfigured_since_s: float | None = None
     _refused_since_s: float | None = None
+    _running_since_s: float | None = None  # its container, as far as it was seen
+    _ran_s: float | None = None
     _last_message: str = ""
     _diagnosis: StartDiagnosis = field(init=False)
 
@@ -118,6 +120,11 @@ class PodSegment:
     def has_started(self) -> bool:
         """True once its container has run."""
         return self._log is not None
+
+    @property
+    def ran_s(self) -> float | None:
+        """How long its container was seen to run, in seconds; None if it was never seen to."""
+        return self._ran_s
 
     @property
     def exit_code(self) -> int | None:
@@ -272,12 +279,21 @@ class PodSegment:
         self._is_deleted = view.is_being_deleted
         if view.started or view.ended:
             self._follow()
+            self._note_run(view)
         if view.ended:
             self._handle_ended(view)
         elif not view.started:
             self._handle_starting(view)
         if self._grace_s is not None or view.is_being_deleted:
             self._delete(view, self.limits.grace_s if self._grace_s is None else self._grace_s)
+
+    def _note_run(self, view: PodView) -> None:
+        """Note how long the container has run: as its node says at its end, else as it was seen."""
+        if view.started and view.code is None:
+            self._running_since_s = self._running_since_s or self.clock()
+            self._ran_s = self.clock() - self._running_since_s
+        if view.ran_s is not None:
+            self._ran_s = max(view.ran_s, self._ran_s or 0.0)
 
     def _check_owner(self, view: PodView) -> None:
         if view.owner != self.owner:

@@ -50,7 +50,7 @@ from hermes_ops.airflow.control.reconcile import (
 )
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.folders import TrialFolder, write_lease, write_stop_flag
+from hermes_ops.airflow.folders import TrialFolder, read_start, write_lease, write_stop_flag
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metadata_rows import TaskRank
 from hermes_ops.airflow.records import (
@@ -348,7 +348,8 @@ def closed_segment(trial: TrialRecords, folder: TrialFolder) -> SegmentRecord | 
     """Return the closed record of a preempted segment whose task waits; None for any other."""
     if trial.left not in PAUSED or trial.segment is None or trial.row.state == "deferred":
         return None
-    return closed(trial.segment, folder, trial.left)
+    start = read_start(folder, trial.segment.epoch)
+    return closed(trial.segment, folder, trial.left, ran_s=start.ran_s if start else None)
 
 
 def _ended(

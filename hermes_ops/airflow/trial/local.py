@@ -173,6 +173,7 @@ class LocalSegment:
     holder: None = field(default=None, init=False)  # a process stays with the task that started it
     handed_over: bool = field(default=False, init=False)
     trouble: str = field(default="", init=False)
+    ran_s: float | None = field(default=None, init=False)  # its own records say it
     _launched: bool = field(default=False, init=False)
     _process: subprocess.Popen[bytes] = field(init=False)
     _reader: threading.Thread | None = field(default=None, init=False)

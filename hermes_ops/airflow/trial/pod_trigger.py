@@ -273,10 +273,15 @@ def _outcome(
             _, code = watch_segment(segment, trial, say, poll_s=_poll_s, given_up=given_up)
             if code is not None:
                 segment.finish()
-            trouble = segment.trouble
+            trouble, ran_s = segment.trouble, segment.ran_s
         except Exception as error:  # another try looks after it, or it cannot be reached
-            code, trouble = INFRASTRUCTURE, error_text(error)
-    return None if code is None else _event(held, code, trouble)
+            code, trouble, ran_s = INFRASTRUCTURE, error_text(error), None
+    if code is None:
+        return None
+    start = read_start(held.folder, held.epoch)
+    if start is not None and ran_s is not None:  # for the controller, or the task, that closes it
+        write_start(held.folder, replace(start, ran_s=ran_s))
+    return _event(held, code, trouble)
 
 
 def _poll_s() -> float:

@@ -51,6 +51,10 @@ class RunningSegment(Protocol):
     trouble: str
 
     @property
+    def ran_s(self) -> float | None:
+        """How long a pod's container was seen to run, in seconds; None if that is not known."""
+
+    @property
     def holder(self) -> BaseTrigger | None:
         """The trigger that supervises it once it has started; None: the task that started it."""
 

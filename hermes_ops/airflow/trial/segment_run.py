@@ -35,6 +35,7 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.airflow.state_store import TaskStore, read_record
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
+from hermes_ops.airflow.trial.pod_use import closed_use, recorded_use
 from hermes_ops.core.segment_code import INCOMPLETE
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.trial.failure import Cause
@@ -80,6 +81,7 @@ class SegmentRun:
     feed: MetricFeed
     record: SegmentRecord
     clock_steps: ClockSteps = field(default_factory=ClockSteps)
+    ran_s: float | None = None  # how long its container was seen to run
     _recorded_status: Mapping[str, Any] | None = None
 
     @classmethod
@@ -98,7 +100,10 @@ class SegmentRun:
         before = last or SegmentRecord(0, False, 0.0)
         before = with_start(before, read_start(folder, before.epoch))
         goes_on = lease.pod is not None and before.running and before.epoch == lease.epoch
-        accounts = Accounts.from_segments(folder.segments())
+        found = folder.segments()
+        is_pod = lease.pod is not None
+        recorded = recorded_use(found, before, lease.epoch) if is_pod else None
+        accounts = recorded or Accounts.from_segments(found)
         record = replace(
             before,
             epoch=lease.epoch,
@@ -129,8 +134,9 @@ class SegmentRun:
     ) -> SegmentRun:
         """Return the run of a segment that ended under `lease` or an earlier lease of its trial."""
         own = replace(lease, epoch=last.epoch, gpus=last.gpus)
-        record = with_start(last, read_start(folder, last.epoch))
-        return cls(store, own, folder, _feed(lease, folder), record)
+        start = read_start(folder, last.epoch)
+        record, ran_s = with_start(last, start), start.ran_s if start else None
+        return cls(store, own, folder, _feed(lease, folder), record, ran_s=ran_s)
 
     def wake_file(self) -> WakeFile:
         """Return the file that is touched when there is a stop flag."""
@@ -273,7 +279,7 @@ class SegmentRun:
 
     def _close(self, outcome: str) -> None:
         is_process = self.lease.pod is None  # it has just ended; when a pod has is not known here
-        self.record = closed(self.record, self.folder, outcome, is_process)
+        self.record = closed(self.record, self.folder, outcome, is_process, ran_s=self.ran_s)
 
     def _write(self) -> None:
         self.store.set(SEGMENT_KEY, encode(self.record))
@@ -313,16 +319,25 @@ def with_failed_size(record: SegmentRecord, workers: int) -> SegmentRecord:
 
 
 def closed(
-    record: SegmentRecord, folder: TrialFolder, outcome: str, has_just_ended: bool = False
+    record: SegmentRecord,
+    folder: TrialFolder,
+    outcome: str,
+    is_process: bool = False,
+    *,
+    ran_s: float | None = None,
 ) -> SegmentRecord:
     """Return the record of an ended segment, with the accounts in the trial's folder.
 
-    A killed segment has not written its end: that is now, if it `has_just_ended`.
+    A killed process has not written its end: that is now. Of a pod, which can write its folder,
+    `ran_s` is how long its container was seen to run.
     """
     segments = folder.segments()
-    if has_just_ended:
-        segments = all_ended(segments, record.epoch, time.time())
-    accounts = Accounts.from_segments(segments)
+    if is_process:
+        accounts = Accounts.from_segments(all_ended(segments, record.epoch, time.time()))
+    elif record.running:
+        accounts = closed_use(segments, record, ran_s, time.time())
+    else:
+        accounts = recorded_use(segments, record)
     over = replace(
         record,
         running=False,
@@ -374,10 +389,10 @@ def _waited_s(record: SegmentRecord, began_s: object) -> float:
     """
     if record.waited_s is not None:
         return record.waited_s
-    task_s = record.started_s
+    task_s, now_s = record.started_s, time.time()
     if not isinstance(began_s, int | float) or not task_s <= began_s <= task_s + MOST_WAITED_S:
         return 0.0
-    return float(began_s - task_s)
+    return float(max(0.0, min(began_s, now_s) - task_s))  # it has begun by now
 
 
 def _first(new: object, old: float | None) -> object:

@@ -368,6 +368,7 @@ class TrialTask:
         if code is None:
             self._defer(segment, segment_run)
         segment.finish()
+        segment_run.ran_s = segment.ran_s
         if code == PREEMPTED and not segment.trouble and self._may_keep_slots(segment_run, flag):
             outcome = segment_run.result().get("outcome") or "preempted"
             segment_run.pause(str(outcome), resizing=True)

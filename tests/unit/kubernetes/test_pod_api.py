@@ -42,6 +42,22 @@ def test_the_exit_code_is_that_of_the_trials_container() -> None:
     assert view(phase="Failed", containerStatuses=killed).ended_for == "OOMKilled"
 
 
+@pytest.mark.parametrize(
+    ("start", "ran_s"),
+    [
+        ({"startedAt": "2026-11-29T23:59:58Z"}, 62.0),
+        ({"startedAt": None}, None),
+        ({"startedAt": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_that_has_ended_has_run_from_its_start_to_its_end(
+    start: dict[str, Any], ran_s: float | None
+) -> None:
+    terminated = {"exitCode": 0, "finishedAt": "2026-11-30T00:01:00Z", **start}
+    assert view(containerStatuses=state(terminated=terminated)).ran_s == ran_s
+
+
 def test_a_pod_that_waits_says_why() -> None:
     waiting = state(waiting={"reason": "ImagePullBackOff", "message": "no such image"})
     found = view(phase="Pending", containerStatuses=waiting)

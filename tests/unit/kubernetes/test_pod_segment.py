@@ -65,6 +65,20 @@ def ended(code: int, result: int | None, **facts: Any) -> tuple[int | None, str]
     return world.look(), world.segment.trouble
 
 
+def test_a_container_has_run_as_long_as_its_node_says_and_else_as_it_was_seen() -> None:
+    world = made(phase="Running", started=True)
+    seen = [world.segment.ran_s]
+    for after_s in (2.0, 7.0):
+        world.look(after_s)
+        seen.append(world.segment.ran_s)
+    del world.pods.pods[NAME]
+    world.look()
+    assert [*seen, world.segment.ran_s] == [None, 0.0, 7.0, 7.0]
+    again = made(phase="Succeeded", started=True, code=0, ran_s=60.0)
+    again.look()
+    assert again.segment.ran_s == 60.0
+
+
 def test_the_pod_is_made_once() -> None:
     world = made()
     assert world.look() is None

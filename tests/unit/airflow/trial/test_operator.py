@@ -363,6 +363,7 @@ class Process:
     """A segment's process: still there for so many looks, then it exits with a code."""
 
     handed_over = False
+    ran_s = None
 
     def __init__(self, looks: int, code: int, on_look: Any = None) -> None:
         self.looks, self.code, self.on_look = looks, code, on_look

@@ -29,6 +29,7 @@ from hermes_ops.airflow.folders import (
     TrialFolder,
     controller_wake_file,
     read_stop_flag,
+    write_start,
     write_stop_flag,
 )
 from hermes_ops.airflow.records import (
@@ -36,6 +37,7 @@ from hermes_ops.airflow.records import (
     LEASE_KEY,
     SEGMENT_KEY,
     STOP_KEY,
+    CorrectedStart,
     SegmentRecord,
     decode,
     encode,
@@ -141,6 +143,20 @@ def test_a_pod_that_another_try_looks_after_is_left_alone(pods: FakePods) -> Non
     assert event["code"] == 70
     end(HELD)
     assert (pods.deleted, pods.pods[POD.name].owner) == ([], "2")
+
+
+def test_the_controller_believes_what_the_triggerer_saw_of_a_pod_before_its_files(
+    pods: FakePods,
+) -> None:
+    folder = left("preempted")  # after four seconds, say its files
+    write_start(folder, CorrectedStart(1, 100.0, 100.0))
+    pods.change(POD.name, phase="Failed", code=75, ran_s=60.0)
+    pods.delete = lambda pod, grace_s: pods.pods.pop(POD.name) is not None  # type: ignore[method-assign]
+    assert ended()["code"] == 75
+    over = replace(trial("scheduled"), left="preempted")
+    record = closed_segment(over, folder)
+    assert record is not None
+    assert record.service_gpu_s == 60.0
 
 
 def test_the_log_of_a_pod_that_another_try_takes_over_is_followed_no_more(
@@ -359,6 +375,7 @@ class Segmented:
     """A segment that is handed over at once."""
 
     trouble = ""
+    ran_s = None
     holder = PodTrigger(**asdict(HELD))
     handed_over = True
     finished = False
@@ -469,7 +486,7 @@ def test_a_deferred_trial_runs_and_says_how_far_it_is() -> None:
 
 @pytest.mark.parametrize("state", ["running", "deferred"])
 def test_a_pod_that_waits_for_a_node_uses_no_gpu_time_and_trains_from_its_start_on(
-    state: str,
+    state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, store = TrialFolder.from_sweep(SWEEP, 0), DictStore()
     run = SegmentRun.from_lease(store, lease(gpus=(0, 1), pod={}), folder, None)
@@ -485,9 +502,11 @@ def test_a_pod_that_waits_for_a_node_uses_no_gpu_time_and_trains_from_its_start_
     folder.path.mkdir(parents=True)
     status = {"epoch": 1, "step": 0, "started_s": task_s + 600.0, "timings": {"startup_s": 5.0}}
     (folder.path / "status.json").write_text(json.dumps(status))
-    if state == "running":
-        run.relay()
-    begun = seen()
+    with monkeypatch.context() as later:
+        later.setattr("hermes_ops.airflow.trial.segment_run.time.time", lambda: task_s + 601.0)
+        if state == "running":
+            run.relay()
+        begun = seen()
     assert begun.service_gpu_s(task_s + 610.0) == pytest.approx(20.0)
     assert begun.segment is not None
     assert begun.segment.trains_since_s == pytest.approx(task_s + 605.0)

@@ -51,7 +51,7 @@ class ResizingStore(DictStore):
 class Script:
     """A segment that saves its checkpoint and exits; the last one of the trial finishes it."""
 
-    handed_over, trouble = False, ""
+    handed_over, trouble, ran_s = False, "", None
 
     def __init__(self, own: Lease, folder: TrialFolder) -> None:
         self.own, self.folder, self.looks = own, folder, 3

@@ -116,6 +116,111 @@ def test_a_segment_that_was_killed_has_had_its_gpus_until_now(
     assert all_ended(({**start, "epoch": 2},), 1, 15.0) == ({**start, "epoch": 2},)
 
 
+NOW_S = 1_000_000.0
+
+
+def of_pod(
+    monkeypatch: pytest.MonkeyPatch, store: DictStore, epoch: int = 1, began_s: float = NOW_S
+) -> SegmentRun:
+    """The segment of a pod with two GPUs, which began then and ends a hundred seconds later."""
+    monkeypatch.setattr("hermes_ops.airflow.trial.segment_run.time.time", lambda: began_s)
+    segment_run, _ = begin(store, epoch, pod={}, gpus=(0, 1))
+    monkeypatch.setattr("hermes_ops.airflow.trial.segment_run.time.time", lambda: began_s + 100.0)
+    return segment_run
+
+
+def lines(epoch: int, start_s: float, end_s: float, gpus: Any = (0, 1)) -> list[dict[str, Any]]:
+    return [
+        {"epoch": epoch, "gpus": list(gpus), "start_s": start_s, "first_step": 0},
+        {"epoch": epoch, "end_s": end_s, "last_step": 5, "outcome": "preempted"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        lines(1, NOW_S + 99.0, NOW_S + 100.0),
+        lines(1, NOW_S, NOW_S + 100.0, gpus=()) + lines(1, NOW_S + 99.0, NOW_S + 99.5),
+        lines(1, 5.0, 105.0),
+        lines(7, NOW_S + 99.0, NOW_S + 100.0),
+        [{"epoch": 1, "start_s": "long ago"}, {"end_s": []}, {"start_s": 10**400, "gpus": 3}],
+        [],
+    ],
+)
+def test_a_script_that_rewrites_its_segments_does_not_make_them_shorter(
+    told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DictStore()
+    segment_run = of_pod(monkeypatch, store)
+    segment_run.ran_s = 90.0
+    write(segment_run, "segments.jsonl", *told)
+    segment_run.pause("preempted")
+    found = stored(store)
+    assert found.service_gpu_s >= 180.0
+    assert sum((end - start) * n for (start, end), n in zip(found.spans, found.sizes, strict=True))
+    assert all(start >= NOW_S for start, _ in found.spans[-1:])
+
+
+def test_what_is_on_record_of_earlier_segments_outlives_their_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = DictStore()
+    first = of_pod(monkeypatch, store)
+    write(first, "segments.jsonl", *lines(1, NOW_S, NOW_S + 95.0))
+    first.ran_s = 97.0
+    first.pause("preempted")
+    assert stored(store).spans == ((NOW_S, NOW_S + 95.0),)
+    second = of_pod(monkeypatch, store, 2, NOW_S + 200.0)
+    write(second, "segments.jsonl", *lines(2, NOW_S + 201.0, NOW_S + 299.0))
+    second.ran_s = 99.0
+    second.pause("preempted")
+    found = stored(store)
+    assert found.spans == ((NOW_S, NOW_S + 95.0), (NOW_S + 201.0, NOW_S + 299.0))
+    assert (found.sizes, found.service_gpu_s) == ((2, 2), 190.0 + 196.0)
+    second.end(TrialOutcome("failed"))
+    assert stored(store).service_gpu_s == 190.0 + 196.0
+
+
+def test_a_pod_that_was_killed_counts_once_though_its_file_is_closed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = DictStore()
+    killed = of_pod(monkeypatch, store)
+    start, end = lines(1, NOW_S + 2.0, NOW_S + 80.0)
+    write(killed, "segments.jsonl", start)
+    killed.ran_s = 90.0
+    killed.interrupt("its node was lost")
+    assert stored(store).service_gpu_s == 180.0
+    again = of_pod(monkeypatch, store, 2, NOW_S + 200.0)
+    write(again, "segments.jsonl", start, end, *lines(2, NOW_S + 201.0, NOW_S + 299.0))
+    again.ran_s = 99.0
+    again.pause("preempted")
+    assert stored(store).service_gpu_s == 180.0 + 196.0
+
+
+def test_the_next_try_at_a_segment_that_has_ended_counts_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = DictStore()
+    first = of_pod(monkeypatch, store)
+    first.opened()
+    write(first, "segments.jsonl", *lines(1, NOW_S + 1.0, NOW_S + 99.0))
+    again, _ = begin(store, 1, pod={}, gpus=(0, 1))
+    again.ran_s = 99.0
+    again.pause("preempted")
+    assert stored(store).service_gpu_s == 196.0
+
+
+def test_a_pod_that_says_that_it_begins_later_than_now_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = DictStore()
+    segment_run = of_pod(monkeypatch, store)
+    write(segment_run, "status.json", {"epoch": 1, "started_s": NOW_S + 5_000.0})
+    segment_run.relay()
+    assert stored(store).waited_s == 100.0
+
+
 def test_training_begins_after_the_start_and_the_restore_that_a_segment_has_measured() -> None:
     store = DictStore()
     segment_run, _ = begin(store)

@@ -1,0 +1,91 @@
+"""The use of GPUs by a trial whose pods can write its folder: its records outweigh its files.
+
+A script runs as the user of hermes-trial, so it can rewrite `segments.jsonl`. What is on record of
+ended segments stays, and a segment has lasted at least as long as its container was seen to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hermes_ops.airflow.folders import Accounts
+from hermes_ops.airflow.records import SegmentRecord
+
+TOLERANCE_S = 10.0
+"""Seconds that a container may run longer than its segment: hermes-trial starts, and ends it."""
+CLOCKS_S = 3_600.0
+"""The most seconds by which the clocks of a node and of a worker may differ."""
+
+Segments = Sequence[Mapping[str, Any]]
+
+
+def recorded_use(segments: Segments, record: SegmentRecord, epoch: int | None = None) -> Accounts:
+    """Return the accounts up to the record's segment, without one of the lease `epoch`.
+
+    A segment that was killed is closed in the folder later: it counts then.
+    """
+    new = _new_ones(segments, record, record.epoch)
+    return _joined(record, segments, [s for s in new if epoch is None or s.get("epoch") != epoch])
+
+
+def closed_use(
+    segments: Segments, record: SegmentRecord, ran_s: float | None, ended_s: float
+) -> Accounts:
+    """Return the accounts with the record's segment, which has just ended.
+
+    :param ran_s: how long its container was seen to run; None if that is not known
+    :param ended_s: about when it ended, in Unix seconds
+    """
+    new = _new_ones(segments, record, record.epoch - 1)
+    earlier = [s for s in new if s.get("epoch") != record.epoch]
+    own = [{**s, "gpus": record.gpus} for s in new if s.get("epoch") == record.epoch]
+    if ran_s is not None:
+        told = Accounts.from_segments(_in_time(own, record, ended_s))
+        if told.service_gpu_s < (ran_s - TOLERANCE_S) * max(1, len(record.gpus)):
+            seen = {"start_s": ended_s - ran_s, "end_s": ended_s, "batch": record.batch}
+            own = [{**seen, "gpus": record.gpus}]
+    return _joined(record, segments, [*earlier, *own])
+
+
+def _new_ones(
+    segments: Segments, record: SegmentRecord, after: int
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the ended segments that the record does not count yet.
+
+    Where the folder has other ones in their place, it was rewritten: then only those of leases
+    `after` that one are new.
+    """
+    ended = tuple(s for s in segments if s.get("end_s") is not None)
+    count = len(record.spans)
+    counted = Accounts.from_segments(ended[:count])
+    is_same = (counted.spans, counted.sizes) == (record.spans, record.sizes)
+    if is_same and counted.service_gpu_s >= record.service_gpu_s - 1.0:
+        return ended[count:]
+    return tuple(s for s in ended if (s.get("epoch") or 0) > after)
+
+
+def _in_time(
+    segments: Segments, record: SegmentRecord, ended_s: float
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the segments that lie between the start of the task's one and its end."""
+    first_s, last_s = record.started_s - CLOCKS_S, ended_s + CLOCKS_S
+    return tuple(s for s in segments if first_s <= s["start_s"] and s["end_s"] <= last_s)
+
+
+def _joined(record: SegmentRecord, segments: Segments, new: Segments) -> Accounts:
+    """Return the accounts on record with those of the new segments."""
+    added = Accounts.from_segments(tuple(new))
+    every = Accounts.from_segments(tuple(segments))
+    batches: tuple[int | None, ...] = ()
+    if record.batches or added.batches:
+        before = record.batches or (None,) * len(record.spans)
+        batches = (*before, *(added.batches or (None,) * len(added.spans)))
+    return Accounts(
+        (*record.spans, *added.spans),
+        (*record.sizes, *added.sizes),
+        record.service_gpu_s + added.service_gpu_s,
+        every.segments,
+        every.preemptions,
+        batches,
+    )
