@@ -116,7 +116,7 @@ class PodLab(harness.Lab):
     ) -> Any:
         """A sweep of scripts/pod_stub.py, as `harness.stub` is one of stub.py."""
         pod = changes.pop("pod", {})
-        wishes = ("hungry", "greedy")
+        wishes = ("hungry", "greedy", "lying")
         hungry = [f"--{wish}" for wish in wishes if changes.pop(wish, False)]
         content = harness.stub(name, rates, epochs, pause, **changes)
         command = [c if c != "stub.py" else "pod_stub.py" for c in content["trial"]["command"]]

@@ -80,6 +80,18 @@ def test_a_trial_that_writes_more_to_its_disk_than_its_pod_may_fails_and_says_so
     assert "exceeds the total limit of containers 40Mi" in sweep.tag(0, "hermes.reason")
 
 
+@pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "triggerer"])
+def test_a_trial_that_writes_a_shorter_segment_is_charged_the_run_of_its_container(
+    deferrable: bool, lab: Any
+) -> None:
+    content = lab.pod_sweep("lying", [RATE], 25, 1.0, lying=True, pod={"deferrable": deferrable})
+    sweep = lab.run(content)
+    assert sweep.states() == {0: "finished"}
+    (segment,) = sweep.segments(0)
+    assert segment["end_s"] - segment["start_s"] < 10.0
+    assert float(sweep.tag(0, "hermes.gpu_seconds")) >= 25.0
+
+
 def test_an_image_that_is_missing_fails_the_trial_with_its_name(lab: Any) -> None:
     content = lab.pod_sweep(
         "noimage", [RATE], 2, 0.1,
