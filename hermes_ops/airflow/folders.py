@@ -217,7 +217,7 @@ _KINDS: Mapping[str, type | UnionType] = {
     "epoch": int,
     "gpus": list,
     "outcome": str,
-    **dict.fromkeys(("first_step", "last_step"), int | None),
+    **dict.fromkeys(("first_step", "last_step", "batch"), int | None),
     **dict.fromkeys(("start_s", "end_s"), int | float),
     **dict.fromkeys(("startup_s", "restore_s", "checkpoint_s", "repeat_s"), int | float | None),
 }
@@ -232,10 +232,8 @@ def _is_sound(line: Mapping[str, Any]) -> bool:
     if not all(isinstance(value, kind) for value, kind in fields):
         return False
     numbers = [value for value, _ in fields if isinstance(value, int | float)]
-    gpus = line.get("gpus") or []
-    return all(-_MOST <= n <= _MOST for n in numbers) and all(
-        isinstance(g, int | str) for g in gpus
-    )
+    are_gpus = all(isinstance(g, int | str) and str(g).isdecimal() for g in line.get("gpus") or ())
+    return are_gpus and all(-_MOST <= number <= _MOST for number in numbers)
 
 
 def all_ended(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.folders import Accounts, TrialFolder, WakeFile, sweep_folder
+from hermes_ops.airflow.trial.metrics import segment_facts
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.checkpoint_store.store import safe_name
 
@@ -127,3 +128,30 @@ def test_a_torn_record_of_a_batch_costs_itself_alone() -> None:
     found.batches.write_text('{"epoch": 1, "bat')
     found.record_batch(2, 48)
     assert [s.get("batch") for s in found.segments()] == [None, 48]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"start_s": "soon"},
+        {"start_s": float("nan")},
+        {"start_s": 10**400},
+        {"start_s": 10.0, "gpus": 3},
+        {"start_s": 10.0, "gpus": ["first"]},
+        {"start_s": 10.0, "batch": "many"},
+        {"end_s": None},
+        {"end_s": 20.0, "last_step": "many"},
+        {"end_s": 20.0, "startup_s": []},
+        {"epoch": ["1"], "end_s": 20.0},
+    ],
+)
+def test_a_line_of_segments_that_hermes_trial_would_not_write_is_none(
+    told: dict[str, Any], tmp_path: Path
+) -> None:
+    found = TrialFolder(tmp_path / "3")
+    found.path.mkdir()
+    start = {"epoch": 1, "gpus": ["0"], "start_s": 10.0, "first_step": 0}
+    (found.path / "segments.jsonl").write_text(f"{json.dumps(start)}\n{json.dumps(told)}\n")
+    assert found.segments() == (start,)
+    assert len(segment_facts(found)) == 1
+    assert Accounts.from_segments(found.segments()).segments == 1
