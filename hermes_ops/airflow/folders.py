@@ -222,6 +222,8 @@ _KINDS: Mapping[str, type | UnionType] = {
     **dict.fromkeys(("startup_s", "restore_s", "checkpoint_s", "repeat_s"), int | float | None),
 }
 """The fields of a line of segments.jsonl. The script can write that file too."""
+SEEN_S = 10.0
+"""Seconds in which a pod's program says by itself that it has begun, or that it has ended."""
 _MOST = 1e15
 """No time in Unix seconds, and no step, is beyond it."""
 
@@ -403,7 +405,20 @@ def with_start(record: SegmentRecord, start: CorrectedStart | None) -> SegmentRe
     """
     if start is None or (start.epoch, start.recorded_s) != (record.epoch, record.started_s):
         return record
-    return replace(record, started_s=start.started_s)
+    return with_began(replace(record, started_s=start.started_s), start.began_s)
+
+
+def with_began(record: SegmentRecord, seen_s: float | None) -> SegmentRecord:
+    """Return the record of a segment whose container was seen to run since that Unix time.
+
+    Its status, which the script can write too, may say that it began a little later.
+    """
+    if seen_s is None or record.waited_s == 0.0:
+        return record
+    waited_s = max(0.0, seen_s - record.started_s)
+    if record.waited_s is not None and record.waited_s <= waited_s + SEEN_S:
+        return record
+    return replace(record, waited_s=waited_s)
 
 
 def _write_record(

@@ -213,13 +213,15 @@ class CorrectedStart(StoredRecord):
     """When the segment of lease `epoch` began, in Unix seconds.
 
     `recorded_s` is what its task has recorded, `started_s` the same by the clock as it is set now.
-    `ran_s` is how long the triggerer has seen its container run, once that has ended.
+    `began_s` is since when the triggerer has seen its container run, and `ran_s` how long that has
+    run, once it has ended.
     """
 
     epoch: int
     recorded_s: float
     started_s: float
     ran_s: float | None = None
+    began_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

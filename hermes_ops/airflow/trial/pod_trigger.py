@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ from kubernetes.config import ConfigException
 
 from hermes_ops.airflow.clock_steps import ClockSteps
 from hermes_ops.airflow.folders import (
+    SEEN_S,
     TrialFolder,
     WakeFile,
     controller_wake_file,
@@ -157,6 +159,7 @@ class HeldTrial:
     epoch: int
     clock_steps: ClockSteps = field(default_factory=ClockSteps)
     _step_s: float = 0.0
+    _has_told: bool = False  # since when its container runs
 
     def wake_file(self) -> WakeFile:
         """Return the file that is touched when there is a stop flag."""
@@ -170,13 +173,20 @@ class HeldTrial:
         """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
         return notice_text(self.folder, self.epoch)
 
-    def relay(self) -> None:
-        """Correct when its segment began, if the clock was set; a full disk is tried again."""
+    def relay(self, ran_s: float | None = None) -> None:
+        """Write when its segment began, if the clock was set, and since when its container runs.
+
+        A full disk is tried again.
+        """
         self._step_s += self.clock_steps.step_s()
-        start = read_start(self.folder, self.epoch) if self._step_s else None
-        if start is not None:
-            corrected = replace(start, started_s=start.started_s + self._step_s)
-            self._step_s = 0.0 if write_start(self.folder, corrected) else self._step_s
+        is_seen = ran_s is not None and ran_s >= SEEN_S and not self._has_told
+        start = read_start(self.folder, self.epoch) if self._step_s or is_seen else None
+        if start is None:
+            return
+        began_s = start.began_s if ran_s is None else time.time() - ran_s
+        moved = replace(start, started_s=start.started_s + self._step_s, began_s=began_s)
+        if write_start(self.folder, moved):
+            self._step_s, self._has_told = 0.0, self._has_told or is_seen
 
 
 class PodTrigger(BaseTrigger):

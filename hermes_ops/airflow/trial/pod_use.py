@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_ops.airflow.folders import Accounts
+from hermes_ops.airflow.folders import SEEN_S, Accounts
 from hermes_ops.airflow.records import SegmentRecord
 
-TOLERANCE_S = 10.0
-"""Seconds that a container may run longer than its segment: hermes-trial starts, and ends it."""
 CLOCKS_S = 3_600.0
 """The most seconds by which the clocks of a node and of a worker may differ."""
 
@@ -42,7 +40,7 @@ def closed_use(
     own = [{**s, "gpus": record.gpus} for s in new if s.get("epoch") == record.epoch]
     if ran_s is not None:
         told = Accounts.from_segments(_in_time(own, record, ended_s))
-        if told.service_gpu_s < (ran_s - TOLERANCE_S) * max(1, len(record.gpus)):
+        if told.service_gpu_s < (ran_s - SEEN_S) * max(1, len(record.gpus)):
             seen = {"start_s": ended_s - ran_s, "end_s": ended_s, "batch": record.batch}
             own = [{**seen, "gpus": record.gpus}]
     return _joined(record, segments, [*earlier, *own])

@@ -6,6 +6,7 @@ The same in a task's process, which has one segment, and in Airflow's triggerer,
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -93,8 +94,8 @@ class WatchedTrial(Protocol):
     def notice(self) -> str:
         """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
 
-    def relay(self) -> None:
-        """Pass on the trial's status."""
+    def relay(self, ran_s: float | None) -> None:
+        """Pass on the trial's status; its container was seen to run for `ran_s` seconds."""
 
 
 def watch_segment(
@@ -127,7 +128,7 @@ def watch_segment(
                 notice = now
         if time.monotonic() - relayed_at >= STATUS_PERIOD_S:
             relayed_at = time.monotonic()
-            if_airflow_answers(trial.relay, say)
+            if_airflow_answers(functools.partial(trial.relay, segment.ran_s), say)
     return flag, code
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hermes_ops.airflow.clock_steps import ClockSteps
 from hermes_ops.airflow.folders import (
+    SEEN_S,
     Accounts,
     TrialFolder,
     WakeFile,
@@ -18,6 +19,7 @@ from hermes_ops.airflow.folders import (
     notice_text,
     read_start,
     read_stop_flag,
+    with_began,
     with_start,
     write_start,
 )
@@ -181,14 +183,20 @@ class SegmentRun:
         """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
         return notice_text(self.folder, self.lease.epoch)
 
-    def relay(self) -> None:
-        """Record the trial's status, if it has changed, or when it began, if the clock was set."""
+    def relay(self, ran_s: float | None = None) -> None:
+        """Record the trial's status, if it has changed, or when it began, if the clock was set.
+
+        If the status does not say when it began, that was when its container was seen to run.
+        """
         status, step_s = self.folder.status(), self.clock_steps.step_s()
         if step_s:
             self.record = replace(self.record, started_s=self.record.started_s + step_s)
         is_new = status != self._recorded_status and status.get("epoch") == self.lease.epoch
-        if is_new or step_s:
-            self.record = with_status(self.record, status)
+        record = with_status(self.record, status) if is_new or step_s else self.record
+        if ran_s is not None and ran_s >= SEEN_S:
+            record = with_began(record, time.time() - ran_s)
+        if is_new or step_s or record != self.record:
+            self.record = record
             self._write()
             self._recorded_status = status
 

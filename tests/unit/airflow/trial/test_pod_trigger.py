@@ -512,6 +512,25 @@ def test_a_pod_that_waits_for_a_node_uses_no_gpu_time_and_trains_from_its_start_
     assert begun.segment.trains_since_s == pytest.approx(task_s + 605.0)
 
 
+def test_a_deferred_pod_uses_gpu_time_from_its_container_on_though_its_status_is_gone() -> None:
+    folder, store = TrialFolder.from_sweep(SWEEP, 0), DictStore()
+    folder.path.mkdir(parents=True)
+    run = SegmentRun.from_lease(store, lease(gpus=(0, 1), pod={}), folder, None)
+    run.record = replace(run.record, started_s=run.record.started_s - 100.0)
+    run.opened()
+    run.record_start()
+    held, task_s = HeldTrial(folder, 1), run.record.started_s
+
+    def used_gpu_s() -> float:
+        own = trial("deferred", segment=run.record)
+        return DeferredTrials().with_folder(own, SWEEP).service_gpu_s(task_s + 600.0)
+
+    held.relay(2.0)
+    assert used_gpu_s() == 0.0
+    held.relay(60.0)
+    assert used_gpu_s() == pytest.approx(2 * 560.0, abs=20.0)
+
+
 def test_a_pod_that_was_long_in_the_making_may_not_be_stopped_before_it_has_trained() -> None:
     quantum = Quantum(k=3.0, default_switch_s=5.0)
     waited = segment(started_s=100.0, waited_s=600.0, gpus=(0,))

@@ -221,6 +221,32 @@ def test_a_pod_that_says_that_it_begins_later_than_now_is_not_believed(
     assert stored(store).waited_s == 100.0
 
 
+@pytest.mark.parametrize("status", [{}, {"epoch": 1, "started_s": NOW_S + 60.0}])
+def test_a_container_that_runs_counts_whatever_its_status_says(
+    status: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DictStore()
+    segment_run = of_pod(monkeypatch, store)
+    segment_run.opened()
+    write(segment_run, "status.json", status)
+    segment_run.relay(9.0)
+    segment_run.relay(95.0)
+    assert stored(store).waited_s == 5.0
+    store.clear()
+    segment_run.relay(95.0)
+    assert store == {}
+
+
+def test_a_pod_begins_when_its_status_says_so_if_that_is_soon_after_its_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = DictStore()
+    segment_run = of_pod(monkeypatch, store)
+    write(segment_run, "status.json", {"epoch": 1, "started_s": NOW_S + 8.0})
+    segment_run.relay(95.0)
+    assert stored(store).waited_s == 8.0
+
+
 def test_training_begins_after_the_start_and_the_restore_that_a_segment_has_measured() -> None:
     store = DictStore()
     segment_run, _ = begin(store)
