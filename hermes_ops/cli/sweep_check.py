@@ -39,15 +39,17 @@ class WarningList:
 
     file: Path
     warnings: tuple[SweepWarning, ...]
+    overrides: tuple[str, ...] = ()
 
     def render(self) -> str:
         """Return them as a numbered list for a terminal; an empty text if there are none."""
-        from hermes_ops.config.files import places
+        from hermes_ops.config.overrides import places
 
         if not self.warnings:
             return ""
         count = len(self.warnings)
-        shown = zip(self.warnings, places(self.file, [w.path for w in self.warnings]), strict=True)
+        where = places(self.file, [w.path for w in self.warnings], self.overrides)
+        shown = zip(self.warnings, where, strict=True)
         lines = [f"  {n}. {warning.at(line)}" for n, (warning, line) in enumerate(shown, start=1)]
         return "\n".join([f"{count} warning{'s' if count > 1 else ''}:", *lines])
 
@@ -90,7 +92,7 @@ def collect_warnings(
     return WarningList(file, (*warnings, *([_dag_warning(dag_id, *obstacle)] if obstacle else ())))
 
 
-def refuse_class(config: SweepConfig, file: Path, connection: Connection | None) -> None:
+def refuse_class(config: SweepConfig, source: str, connection: Connection | None) -> None:
     """Raise ConfigError if the person may not start a sweep of this class in the pool.
 
     Without Airflow, or while it does not answer, nobody knows who that is.
@@ -98,7 +100,7 @@ def refuse_class(config: SweepConfig, file: Path, connection: Connection | None)
     from hermes_ops.airflow.control.quota_settings import refuse_class_in_pool
 
     if connection is not None and (user := user_or_none(connection.airflow)) is not None:
-        refuse_class_in_pool(config.pool, config.priority_class, user, str(file))
+        refuse_class_in_pool(config.pool, config.priority_class, user, source)
 
 
 def user_or_none(airflow: AirflowClient) -> str | None:

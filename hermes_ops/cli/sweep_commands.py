@@ -8,6 +8,7 @@ import secrets
 import time
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,12 @@ SweepId = Annotated[
     ),
 ]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML or JSON).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set a key of the file, as search.max_trials=8."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse a sweep with warnings: exit code 2.")
@@ -76,6 +83,7 @@ def new_sweep_id(name: str) -> str:
 def run(
     file: SweepFile,
     *,
+    overrides: Overrides = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the trials until the sweep has ended.")
     ] = False,
@@ -98,20 +106,21 @@ def run(
     from hermes_ops.cli.sweep_check import collect_warnings, refuse_class
     from hermes_ops.config import check_installation, refuse_passed_deadline
 
-    config = _load(file)
+    config, source = _load(file, overrides)
     check_installation(config, pod_file())
-    refuse_passed_deadline(config, time.time(), str(file))
+    refuse_passed_deadline(config, time.time(), source)
     connection = connect(home)
     if config.pool != connection.pool:
         raise HermesError(
-            f"{file}: pool is {config.pool!r}, but this stack serves {connection.pool!r}: "
+            f"{source}: pool is {config.pool!r}, but this stack serves {connection.pool!r}: "
             f"write `pool: {connection.pool}`, or start the stack with --pool {config.pool}."
         )
-    refuse_class(config, file, connection)
+    refuse_class(config, source, connection)
     _refuse_other_dag(connection, dag)
     place = SweepLocation.of_run(dag, new_sweep_id(config.name))
     sweep = place.sweep
     warnings = collect_warnings(config, file, connection, place.dag_id)
+    warnings = replace(warnings, overrides=tuple(overrides or ()))
     if strict:
         warnings.refuse()
     note = f"started by {current_person(connection.airflow)}"
@@ -153,14 +162,18 @@ def _as_run_configuration(config: SweepConfig) -> dict[str, Any]:
     return document
 
 
-def _load(file: Path) -> SweepConfig:
-    """Return the sweep of a file; ConfigError for one that is not valid or holds a secret."""
+def _load(file: Path, overrides: Sequence[str] | None) -> tuple[SweepConfig, str]:
+    """Return the sweep of a file with the overrides, and its name in messages.
+
+    ConfigError for one that is not valid or holds a secret.
+    """
     from hermes_ops.airflow import open_secrets
     from hermes_ops.config import load_file
+    from hermes_ops.config.overrides import source_name
 
-    config = load_file(file)
-    open_secrets.refuse(json.loads(config.to_json()), str(file))
-    return config
+    config, source = load_file(file, overrides or ()), source_name(file, overrides or ())
+    open_secrets.refuse(json.loads(config.to_json()), source)
+    return config, source
 
 
 def watch(sweep: SweepId, *, as_json: Json = False, home: Home = None) -> None:
@@ -204,7 +217,12 @@ def stop(
 
 
 def check(
-    file: SweepFile, *, strict: Strict = False, as_json: Json = False, home: Home = None
+    file: SweepFile,
+    *,
+    overrides: Overrides = None,
+    strict: Strict = False,
+    as_json: Json = False,
+    home: Home = None,
 ) -> None:
     """Check a sweep file: print the resolved config, the first trials, the greatest cost."""
     from hermes_ops.airflow.folders import pod_file
@@ -217,12 +235,13 @@ def check(
     )
     from hermes_ops.config import check_installation, check_preview, refuse_passed_deadline
 
-    config = _load(file)
+    config, source = _load(file, overrides)
     check_installation(config, pod_file())
-    refuse_passed_deadline(config, time.time(), str(file))
+    refuse_passed_deadline(config, time.time(), source)
     connection = connect_if_possible(home)
-    refuse_class(config, file, connection)
+    refuse_class(config, source, connection)
     warnings = collect_warnings(config, file, connection)
+    warnings = replace(warnings, overrides=tuple(overrides or ()))
     outlook = current_outlook(config, home, connection)
     preview = check_preview(config)
     if as_json:

@@ -11,7 +11,7 @@ import errno
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ DEEPEST_LEVEL = 32
 LONGEST_WORD = 80
 KeyPath = tuple[str | int, ...]
 TAG = "tag:yaml.org,2002:"
+BY_SET, BY_SET_LINE = "--set", 0
+"""The option that sets a key from the command line, and the line of such a key."""
 EXPLICIT = "written "
 """Prefix of a tag that the file itself gives to a node; other tags follow from the node's value."""
 
@@ -36,7 +38,10 @@ class _TooMuchError(Exception):
 
 @dataclass(slots=True)
 class Document:
-    """The content of a file; `lines` maps the path of a value to its line, from 1."""
+    """The content of a file; `lines` maps the path of a value to its line, from 1.
+
+    A value that the command line has set has BY_SET_LINE.
+    """
 
     data: object = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
@@ -304,8 +309,9 @@ def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
     return lines.get(())
 
 
-def places(path: Path, paths: Iterable[KeyPath]) -> list[str]:
-    """Return `FILE:LINE` of each key of a sweep file; empty texts if lines are not known."""
-    lines = read_document(path).lines
-    numbers = (line_of(lines, key) for key in paths)
-    return [f"{path.name}:{line}" if line is not None else "" for line in numbers]
+def place_of(lines: Mapping[KeyPath, int], path: KeyPath, name: str) -> str:
+    """Return `NAME:LINE` of a key in the file of that name, or `--set`; empty if not known."""
+    line = line_of(lines, path)
+    if line is None:
+        return ""
+    return BY_SET if line == BY_SET_LINE else f"{name}:{line}"

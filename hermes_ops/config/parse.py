@@ -6,14 +6,15 @@ Validation has two phases: pydantic's errors, then the conditions between keys o
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from hermes_ops.config.conditions import violations
-from hermes_ops.config.files import KeyPath, line_of, read_document
+from hermes_ops.config.files import KeyPath, line_of
 from hermes_ops.config.model import SweepConfig
+from hermes_ops.config.overrides import read_with_overrides, source_name
 from hermes_ops.config.pod import RunIn
 from hermes_ops.config.problems import translate_errors, with_line
 from hermes_ops.errors import ConfigError, Problem
@@ -22,18 +23,20 @@ MOST_PROBLEMS = 50
 Located = tuple[KeyPath, Problem]
 
 
-def load_file(path: str | os.PathLike[str]) -> SweepConfig:
+def load_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> SweepConfig:
     """Read a sweep from YAML or (.json) JSON; problems name the line where YAML has one.
 
+    Each `KEY=VALUE` of `overrides` replaces what the file has, and counts as if it stood there.
     A relative `trial.directory` or `trial.python` with a slash is taken from the file's folder,
     unless the trials are pods: then both are of the image.
     """
     file = Path(os.path.expanduser(path))
-    document = read_document(file)
+    document = read_with_overrides(file, overrides)
     config, problems = _validate(document.data)
     problems = [*document.problems, *problems]
     if config is None or problems:
-        raise _error(str(file), problems, document.lines, file.name)
+        source = source_name(file, overrides)
+        raise _error(source, problems, document.lines, file.name)
     return _absolute(config, file.absolute().parent)
 
 

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from hermes_ops.config import gpu_range, model, pod, sections, workers
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
-from hermes_ops.config.files import KeyPath, dotted, line_of, printable
+from hermes_ops.config.files import KeyPath, dotted, place_of, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
 from hermes_ops.errors import Problem
 from hermes_ops.search.space import text
@@ -198,10 +198,10 @@ def violation(path: KeyPath, found: str, allowed: str, fix: str) -> Violation:
 
 def with_line(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], name: str) -> Problem:
     """Return the problem with the file's name and the line of its key, where that is known."""
-    line = line_of(lines, path)
-    if line is None:
+    place = place_of(lines, path, name)
+    if not place:
         return problem
-    where = f"{name}:{line} {dotted(path)}"
+    where = f"{place} {dotted(path)}"
     return Problem(where, problem.found, problem.allowed, problem.fix)
 
 

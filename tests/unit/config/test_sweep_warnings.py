@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.config import SweepConfig, load_file, never_fits, parse
-from hermes_ops.config.files import places
+from hermes_ops.config.overrides import places
 from hermes_ops.config.sweep_warnings import (
     as_tag,
     can_name,
