@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -176,9 +177,8 @@ class AirflowClient:
 
     def note(self, task: TaskKey, text: str) -> None:
         """Write the note of a task instance, which its page shows."""
-        mapped = f"/{task.map_index}" if task.map_index >= 0 else ""
-        path = f"{_instances(task)}/{quote(task.task_id)}{mapped}"
-        self._call("PATCH", path, json={"note": text}, params={"update_mask": "note"})
+        body = {"note": text}
+        self._call("PATCH", _instance(task), json=body, params={"update_mask": "note"})
 
     def user_name(self) -> str:
         """Return the name of the user that Airflow takes this client for."""
@@ -247,8 +247,37 @@ class AirflowClient:
                 return
 
     def task_instance(self, task: TaskKey) -> dict[str, Any] | None:
-        """Return a task instance that is not mapped; None when there is none."""
-        return self._find(f"{_instances(task)}/{quote(task.task_id)}")
+        """Return a task instance; None when there is none."""
+        return self._find(_instance(task))
+
+    def tries(self, task: TaskKey) -> list[int]:
+        """Return the numbers of the tries that a task has begun, oldest first."""
+        answer = self._find(f"{_instance(task)}/tries") or {"task_instances": ()}
+        numbers = {int(instance["try_number"] or 0) for instance in answer["task_instances"]}
+        return sorted(numbers - {0})
+
+    def task_log(self, task: TaskKey, attempt: int) -> list[dict[str, Any]]:
+        """Return the messages of a try's log up to now; first come those on where it was read.
+
+        Airflow streams it, so its API server needs little memory for a long one.
+        """
+        query, headers = {"map_index": task.map_index}, {"accept": "application/x-ndjson"}
+        path = _log(task, attempt)
+        response = self._respond("GET", path, missing_ok=True, params=query, headers=headers)
+        if response is None:
+            return []
+        try:  # by line feeds alone: a message may have other characters that end a line
+            return [json.loads(line) for line in response.content.split(b"\n") if line.strip()]
+        except ValueError:
+            raise _no_airflow(response) from None
+
+    def task_log_since(
+        self, task: TaskKey, attempt: int, token: str | None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Return the messages of a try's log after a token, and the next token while it runs."""
+        query = {"map_index": task.map_index, **({} if token is None else {"token": token})}
+        answer = self._find(_log(task, attempt), params=query)
+        return (list(answer["content"]), answer["continuation_token"]) if answer else ([], None)
 
     def made_by(
         self, operator: str, dag_id: str = "~", run_id: str = "~", limit: int = 50
@@ -354,7 +383,12 @@ class AirflowClient:
         answer = self._call("GET", path, missing_ok=True, **arguments)
         return None if answer is None else dict(answer)
 
-    def _call(
+    def _call(self, method: str, path: str, **arguments: Any) -> Any:  # noqa: ANN401 - a JSON document
+        """Return the JSON of the response; None without any. The arguments are `_respond`'s."""
+        response = self._respond(method, path, **arguments)
+        return _document(response) if response is not None and response.content else None
+
+    def _respond(
         self,
         method: str,
         path: str,
@@ -363,7 +397,8 @@ class AirflowClient:
         pauses: int | None = None,
         is_done: Callable[[], bool] | None = None,
         **arguments: Any,  # noqa: ANN401 - httpx's own arguments
-    ) -> Any:  # noqa: ANN401 - a JSON document
+    ) -> httpx.Response | None:
+        """Return the response to a request; None for what is not there, or is done already."""
         try:
             response = send_with_retry(
                 lambda: self._answer(method, path, arguments),
@@ -376,16 +411,14 @@ class AirflowClient:
             raise Unavailable(
                 f"Airflow at {self.credentials.url} did not answer: {error}"
             ) from error
-        if response is None:
-            return None
-        if missing_ok and response.status_code == httpx.codes.NOT_FOUND:
+        if response is None or (missing_ok and response.status_code == httpx.codes.NOT_FOUND):
             return None
         _raise_for(response)
-        return _document(response) if response.content else None
+        return response
 
     def _answer(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
         if self.credentials.has_token:
-            return self._answer_to_token(method, path, arguments)
+            return self._answer_to_token(method, path, dict(arguments))
         if "authorization" not in self._http.headers and (busy := self._log_in()) is not None:
             return busy
         response = self._http.request(method, path, **arguments)
@@ -397,9 +430,9 @@ class AirflowClient:
 
     def _answer_to_token(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
         """Return the answer to a request with the token; its file may be replaced at any time."""
-        used = ""
+        used, own = "", arguments.pop("headers", {})
         while (token := self.credentials.current_token()) != used:
-            used, headers = token, {"authorization": f"Bearer {token}"}
+            used, headers = token, {**own, "authorization": f"Bearer {token}"}
             response = self._http.request(method, path, headers=headers, **arguments)
             if not _refuses_token(response):
                 return response
@@ -459,6 +492,15 @@ def _instances(task: TaskKey) -> str:
     return f"{_run(task.dag_id, task.run_id)}/taskInstances"
 
 
+def _instance(task: TaskKey) -> str:
+    mapped = f"/{task.map_index}" if task.map_index >= 0 else ""
+    return f"{_instances(task)}/{quote(task.task_id)}{mapped}"
+
+
+def _log(task: TaskKey, attempt: int) -> str:
+    return f"{_instances(task)}/{quote(task.task_id)}/logs/{attempt}"
+
+
 def _xcom(task: TaskKey, key: str = "") -> str:
     entries = f"{_instances(task)}/{quote(task.task_id)}/xcomEntries"
     return f"{entries}/{quote(key)}" if key else entries
@@ -485,7 +527,9 @@ def _document(response: httpx.Response) -> Any:  # noqa: ANN401 - a JSON documen
     try:
         return response.json()
     except ValueError:
-        url = response.request.url.copy_with(path="/", query=None)
-        raise HermesError(
-            f"what answers at {url} is no Airflow: correct HERMES_AIRFLOW_URL."
-        ) from None
+        raise _no_airflow(response) from None
+
+
+def _no_airflow(response: httpx.Response) -> HermesError:
+    url = response.request.url.copy_with(path="/", query=None)
+    return HermesError(f"what answers at {url} is no Airflow: correct HERMES_AIRFLOW_URL.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.decisions import read_of_trial
 from hermes_ops.airflow.control.pool_file import read_view
-from hermes_ops.core.amounts import counted, duration, figure, utc_text
+from hermes_ops.core.amounts import counted, duration, figure, on_gpus, utc_text
 from hermes_ops.core.priority_class import DEFAULT_CLASS
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
@@ -376,10 +376,15 @@ def _refuse_beyond(tracker: Tracker, sweep: SweepRef, number: int) -> None:
     except HermesError:  # an outage, a deleted file, or another version
         return
     if number >= trials:
-        raise HermesError(
-            f"the sweep {sweep.sweep_id!r} has no trial {number}: its {trials} trials have the "
-            f"numbers 0 to {trials - 1}."
-        )
+        raise HermesError(no_such_trial(sweep.sweep_id, number, trials))
+
+
+def no_such_trial(sweep: str, number: int, trials: int) -> str:
+    """Return the message on the number of a trial that its sweep does not have."""
+    theirs = f"its {trials} trials have the numbers 0 to {trials - 1}"
+    return f"the sweep {sweep!r} has no trial {number}: " + (
+        f"{theirs}." if trials > 1 else "its only one has the number 0."
+    )
 
 
 def parse_trial_name(trial: str) -> tuple[str, int]:
@@ -388,11 +393,6 @@ def parse_trial_name(trial: str) -> tuple[str, int]:
         raise HermesError(f"{trial!r} is no trial: write SWEEP/NUMBER, for example digits-1/3.")
     sweep, _, number = trial.rpartition("/")
     return sweep, int(number)
-
-
-def on_gpus(gpus: Sequence[int]) -> str:
-    """Return ` on GPU 0, 1`; empty without any."""
-    return f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
 
 
 def _bound(nodes: Sequence[str]) -> str:

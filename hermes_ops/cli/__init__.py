@@ -16,6 +16,7 @@ def assemble() -> typer.Typer:
 
     from hermes_ops.cli import (
         completion,
+        log_commands,
         pool_commands,
         simulation_commands,
         stack_commands,
@@ -39,6 +40,7 @@ def assemble() -> typer.Typer:
     stack_commands.register(app)
     storage_commands.register(app)
     sweep_commands.register(app)
+    log_commands.register(app)
     pool_commands.register(app)
     simulation_commands.register(app)
     usage_commands.register(app)

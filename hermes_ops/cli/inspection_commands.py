@@ -23,7 +23,7 @@ from hermes_ops.cli.sweep_location import (
     locate_or_explain,
     newest,
 )
-from hermes_ops.core.amounts import utc_text
+from hermes_ops.core.amounts import on_gpus, utc_text
 from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 
@@ -285,7 +285,7 @@ def _why(explained: Explanation) -> list[str]:
 
 
 def _line(decision: Mapping[str, Any]) -> str:
-    from hermes_ops.airflow.explanation import on_gpus, short
+    from hermes_ops.airflow.explanation import short
 
     when = utc_text(float(decision["time_s"]))
     terms = ", ".join(f"{k}={short(v)}" for k, v in decision["terms"].items())

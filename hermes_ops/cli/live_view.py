@@ -88,7 +88,7 @@ def _show_until_end(
         display.start()
     try:
         polled_at, state = 0.0, ""
-        outage = OutageNotice(sweep, time.monotonic())
+        outage = OutageNotice(f"hermes sweep watch {sweep}", time.monotonic())
         while state not in ENDED_AIRFLOW_STATES:
             if time.monotonic() - polled_at >= STATE_PERIOD_S:
                 polled_at, state = time.monotonic(), _state(connection, place)
@@ -133,10 +133,10 @@ def new_lines(view: Mapping[str, Any], sweep: str, printed: dict[str, str]) -> l
 class OutageNotice:
     """The notice that Airflow has not answered for a while, once each time.
 
-    Times are those of a monotonic clock.
+    Times are those of a monotonic clock. `command` shows the same again.
     """
 
-    sweep: str
+    command: str
     since_s: float
     is_shown: bool = False
 
@@ -151,7 +151,7 @@ class OutageNotice:
         return (
             f"Airflow has not answered for {now_s - self.since_s:.0f} s: waiting for it. "
             "If the stack was shut down, `hermes up` brings it back and the sweep goes on; "
-            f"Ctrl-C ends this view only, `hermes sweep watch {self.sweep}` shows it again."
+            f"Ctrl-C ends this view only, `{self.command}` shows it again."
         )
 
 

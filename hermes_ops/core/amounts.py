@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from math import floor, isfinite, log10
 
@@ -34,6 +35,11 @@ def utc_text(time_s: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 trial`, `2 trials`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def on_gpus(gpus: Sequence[int]) -> str:
+    """Return ` on GPU 0, 1`; empty without any."""
+    return f" on GPU {', '.join(map(str, gpus))}" if gpus else ""
 
 
 def figure(value: float, digits: int = 3) -> str:

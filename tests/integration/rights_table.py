@@ -16,7 +16,7 @@ NO_RUN = "/api/v2/dags/{dag}/dagRuns/no-such-run"
 PAGE = "read the page *Hermes*"
 
 REQUESTS: dict[str, tuple[str, str, Any]] = {
-    "read a sweep: Airflow's pages, `sweep list`, `watch`": ("GET", NO_RUN, None),
+    "read a sweep: Airflow's pages, `sweep list`, `watch`, `logs`": ("GET", NO_RUN, None),
     "start a sweep": ("POST", "/api/v2/dags/{dag}/dagRuns", {"conf": 1}),
     "stop a sweep": (
         "PUT",

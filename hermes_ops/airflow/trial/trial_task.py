@@ -54,6 +54,7 @@ from hermes_ops.airflow.trial.running_segment import (
     watch_segment,
 )
 from hermes_ops.airflow.trial.segment_run import SegmentFailure, SegmentRun
+from hermes_ops.airflow.trial_log import log_segment_start
 from hermes_ops.core.segment_code import INCOMPLETE
 from hermes_ops.errors import HermesError, NotAllowed, Problem
 from hermes_ops.trial.disk_space import write_remedy
@@ -345,6 +346,7 @@ class TrialTask:
             rendered = self._render_variables(segment_run, context)
             segment_run.record_batch()
             segment = self.operator.segment(rendered, sweep, context)
+            self._log_start(segment_run)
             segment.start()
         except NotAllowed as error:
             return self.fail(segment_run, SegmentFailure(str(error), retryable=False))
@@ -375,6 +377,14 @@ class TrialTask:
             return None
         return self.finish_segment(segment_run, flag, code, segment.trouble)
 
+    def _log_start(self, segment_run: SegmentRun) -> None:
+        """Log the copied lines of earlier segments, then that this segment begins."""
+        for line in pop_log_copies(segment_run.folder):
+            self.operator.log.info(line)
+        lease = segment_run.lease
+        number = segment_run.record.segments
+        log_segment_start(self.operator.log, number, lease.epoch, lease.gpus)
+
     def _may_keep_slots(self, segment_run: SegmentRun, flag: StopFlag | None) -> bool:
         """Return whether the segment was stopped for another size, and for nothing else."""
         if flag is None or flag.final is not None or self._is_told_to_end:
@@ -385,8 +395,6 @@ class TrialTask:
         """Leave the segment to its trigger, and this process."""
         self._segment = None
         segment_run.record_start()
-        for line in pop_log_copies(segment_run.folder):
-            self.operator.log.info(line)
         raise TaskDeferred(trigger=segment.holder, method_name="resume")
 
     def _render_variables(self, segment_run: SegmentRun, context: Mapping[str, Any]) -> SegmentRun:

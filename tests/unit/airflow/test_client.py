@@ -424,3 +424,34 @@ def test_a_refusal_says_who_can_help(tmp_path: Path) -> None:
     client = client_of(Airflow(status(403)), tmp_path)
     with pytest.raises(NotPermitted, match="lacks the right: ask an administrator of Airflow"):
         client.put_state(TASK, "hermes_close", {})
+
+
+def test_the_tries_of_a_mapped_task_are_numbered_without_the_one_that_has_not_begun(
+    tmp_path: Path,
+) -> None:
+    tries = [{"try_number": 2}, {"try_number": 1}, {"try_number": 0}]
+    airflow = Airflow(ok({"task_instances": tries}))
+    assert client_of(airflow, tmp_path).tries(TASK) == [1, 2]
+    assert airflow.requests[0].url.raw_path.endswith(b"/taskInstances/trial/3/tries")
+    assert client_of(Airflow(status(404)), tmp_path).tries(TASK) == []
+
+
+def test_a_message_of_a_log_may_have_any_character_that_ends_a_line(tmp_path: Path) -> None:
+    text = '{"event": "a\u2028b\u0085c"}\n{"event": "d"}\n'
+    airflow = Airflow(status(200, text))
+    assert client_of(airflow, tmp_path).task_log(TASK, 2) == [
+        {"event": "a\u2028b\u0085c"}, {"event": "d"},
+    ]  # fmt: skip
+    request = airflow.requests[0]
+    assert request.url.path.endswith("/taskInstances/trial/logs/2")
+    assert request.url.params["map_index"] == "3"
+    assert request.headers["accept"] == "application/x-ndjson"
+
+
+def test_what_is_new_in_a_log_is_asked_for_by_the_token(tmp_path: Path) -> None:
+    airflow = Airflow(ok({"content": [{"event": "a"}], "continuation_token": "next"}))
+    client = client_of(airflow, tmp_path)
+    assert client.task_log_since(TASK, 1, None) == ([{"event": "a"}], "next")
+    client.task_log_since(TASK, 1, "next")
+    assert [request.url.params.get("token") for request in airflow.requests] == [None, "next"]
+    assert client_of(Airflow(status(404)), tmp_path).task_log_since(TASK, 1, None) == ([], None)

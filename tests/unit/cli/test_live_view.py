@@ -56,7 +56,7 @@ def test_brackets_in_a_reason_are_text() -> None:
 
 
 def test_an_airflow_that_is_silent_is_told_once_with_the_way_out() -> None:
-    silence = OutageNotice("digits-1", since_s=100.0)
+    silence = OutageNotice("hermes sweep watch digits-1", since_s=100.0)
     assert silence.after_response(129.0, "unknown") is None
     words = silence.after_response(130.0, "unknown")
     assert words is not None

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
@@ -56,7 +56,7 @@ class Operator:
     connection_templates: tuple[str, ...] = ()
     operator_extra_links: Any = (MlflowRunLink(),)
     run_link = ""
-    log = logging.getLogger("task")
+    log = structlog.get_logger("task")
 
     def segment(self, segment_run: SegmentRun, sweep: str, context: Any) -> Any:
         raise AssertionError("no segment is started here")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 from airflow.sdk.exceptions import AirflowRescheduleException, AirflowSkipException, TaskDeferred
 from airflow.sdk.serde import deserialize, serialize
 
@@ -397,7 +397,7 @@ class Operator:
     connection_templates = ()
     operator_extra_links = ()
     run_link = ""
-    log = logging.getLogger("task")
+    log = structlog.get_logger("task")
     made = Segmented()
 
     def get_dag(self) -> Any:
@@ -470,6 +470,20 @@ def test_a_task_with_a_new_lease_starts_the_next_pod_and_concludes_nothing_twice
     with pytest.raises(TaskDeferred):
         task_of().resume(context(store), {"epoch": 1, "code": 75, "trouble": ""})
     assert (stored(store).epoch, stored(store).running) == (2, True)
+
+
+def test_the_lines_of_earlier_segments_come_before_the_head_of_the_next_one() -> None:
+    store = DictStore({LEASE_KEY: encode(lease(pod={}))})
+    HELD.folder.path.mkdir(parents=True, exist_ok=True)
+    TaskLogCopy.from_segment(HELD.folder, 7, lambda _: None)("of segment 1")
+    task = task_of()
+    with structlog.testing.capture_logs() as messages:
+        task.operator.log = structlog.get_logger("task")
+        with pytest.raises(TaskDeferred):
+            task.run(context(store))
+    shown = [entry["event"] for entry in messages]
+    assert shown[:2] == ["of segment 1", "Segment 1 begins on GPU 0"]
+    assert (messages[1]["segment"], messages[1]["lease_epoch"]) == (1, 1)
 
 
 # The controller
