@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     import typer
 
 
+INTERRUPTED = 130
+"""The exit code of a command that was ended by Ctrl-C."""
+
+
 def assemble() -> typer.Typer:
     """Return the application with all its commands; each module adds its own by `register`."""
     import typer
@@ -67,6 +71,8 @@ def main() -> None:
             answer_bash(assemble(), os.environ)
         else:
             assemble()()
+    except KeyboardInterrupt:  # before a command has begun; typer handles one in a command
+        raise SystemExit(INTERRUPTED) from None
     except HermesError as error:
         from hermes_ops.cli.tables import without_controls
 

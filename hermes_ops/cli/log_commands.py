@@ -11,6 +11,7 @@ import typer
 
 from hermes_ops.airflow.explanation import no_such_trial
 from hermes_ops.airflow.trial_log import ENDED_TASK, LogExcerpt, LoggedSegment, has_log
+from hermes_ops.cli import INTERRUPTED
 from hermes_ops.cli.completion import complete_trials
 from hermes_ops.cli.connection import Home
 from hermes_ops.cli.live_view import UNKNOWN, OutageNotice
@@ -185,7 +186,7 @@ def _follow(log: TrialLog, excerpt: LogExcerpt) -> None:
     except KeyboardInterrupt:
         again = f"`hermes logs {log.trial} --follow`"
         typer.echo(f"\nThe trial {log.trial} goes on. {again} shows it again.", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _print_until_end(log: TrialLog, excerpt: LogExcerpt) -> None:

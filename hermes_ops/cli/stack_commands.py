@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from hermes_ops.cli import INTERRUPTED
 from hermes_ops.cli.connection import Home
 from hermes_ops.core.amounts import counted
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 NOT_RUNNING_STATUS = 3
 UNSUPERVISED_STATUS = 4
-INTERRUPTED_STATUS = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -122,7 +122,7 @@ def _up(settings: Settings, foreground: bool) -> None:
         started = lifecycle.up(settings, typer.echo)
     except KeyboardInterrupt:
         typer.echo("Interrupted: everything that was started has been stopped.", err=True)
-        raise typer.Exit(INTERRUPTED_STATUS) from None
+        raise typer.Exit(INTERRUPTED) from None
     _welcome(settings, started)
     if foreground:
         is_alive = SupervisorClient(settings.layout).is_alive

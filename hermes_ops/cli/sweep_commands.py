@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_ops.airflow.identity import MAIN_DAG
-from hermes_ops.cli import inspection_commands
+from hermes_ops.cli import INTERRUPTED, inspection_commands
 from hermes_ops.cli.completion import complete_sweeps, complete_trials
 from hermes_ops.cli.connection import Home, current_person, record_action
 from hermes_ops.cli.sweep_location import (
@@ -304,7 +304,7 @@ def _follow(
     except KeyboardInterrupt:
         typer.echo(f"\nSweep {sweep} goes on. `hermes sweep watch {sweep}` shows it again, "
                    f"`hermes sweep stop {sweep}` ends it.", err=True)  # fmt: skip
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(document))
     if document["best"] is None:
