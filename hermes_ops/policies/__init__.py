@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from hermes_ops.core.model import Policy
@@ -96,9 +96,7 @@ def make_policy(
     an oracle that the policy needs and does not get.
     """
     if name not in POLICIES:
-        known = ", ".join(sorted(POLICIES))
-        problem = Problem("policy", repr(name), known, "name one of these")
-        raise ConfigError("the pool's policy", (problem,))
+        raise _unknown_policy(name, sorted(POLICIES))
     fields = _parameters(POLICIES[name])
     allowed = tuple(field for field in fields if field not in GIVEN)
     fitting = {key: value for key, value in (given or {}).items() if key in fields}
@@ -196,10 +194,12 @@ def takes_prior(name: str) -> bool:
 
 
 def check_live(name: str) -> None:
-    """Raise ConfigError, with the reason, for a policy that runs in a simulation only."""
-    if name in POLICIES and needs_oracle(name):
+    """Raise ConfigError for a policy that is not there, or runs in a simulation only."""
+    if name not in POLICIES:
+        raise _unknown_policy(name, live_policies())
+    if needs_oracle(name):
         raise _only_simulated(name, "it has to know how long each job will still run")
-    if name in POLICIES and needs_shares(name):
+    if needs_shares(name):
         raise _only_simulated(name, "it gives fractions of a GPU to several trials at a time")
 
 
@@ -216,6 +216,11 @@ def _runs_live(name: str) -> bool:
         return not (needs_oracle(name) or needs_shares(name))
     except ConfigError:
         return False
+
+
+def _unknown_policy(name: str, allowed: Iterable[str]) -> ConfigError:
+    problem = Problem("policy", repr(name), ", ".join(allowed), "name one of these")
+    return ConfigError("the pool's policy", (problem,))
 
 
 def _only_simulated(name: str, reason: str) -> ConfigError:

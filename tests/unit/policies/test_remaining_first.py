@@ -9,7 +9,7 @@ import pytest
 
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Policy, Snapshot, SweepId
 from hermes_ops.errors import ConfigError
-from hermes_ops.policies import check_live, make_policy
+from hermes_ops.policies import check_live, live_policies, make_policy
 from tests import builders
 
 
@@ -110,3 +110,11 @@ def test_backfill_says_who_started_and_who_waits() -> None:
         "c": "runs until it ends: fifo-backfill never stops a job",
     }
     assert decided.reasons[JobId("b")].runner_up == "a"
+
+
+def test_in_place_of_an_unknown_policy_a_pool_is_offered_none_that_it_would_refuse() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_live("srft")
+    (problem,) = refused.value.problems
+    assert problem.allowed == ", ".join(live_policies())
+    assert "srtf" not in problem.allowed.split(", ")
