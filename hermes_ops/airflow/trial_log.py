@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from hermes_ops.core.amounts import on_gpus, utc_text
-from hermes_ops.trial.output.line_reader import plain
+from hermes_ops.trial.output.line_reader import TAIL_LINES, plain
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient, TaskKey
@@ -47,16 +47,31 @@ class LoggedSegment:
         return f"==> segment {self.number}{on_gpus(self.gpus)}{since} <=="
 
 
-def parse_messages(messages: Iterable[Message]) -> Iterator[LoggedSegment | str]:
-    """Yield the beginnings of segments, and the lines without escapes and control characters."""
+def recent_lines() -> deque[str]:
+    """Return an empty store of the newest lines, more than the last ones that an error has."""
+    return deque(maxlen=2 * TAIL_LINES)
+
+
+def parse_messages(
+    messages: Iterable[Message], recent: deque[str]
+) -> Iterator[LoggedSegment | str]:
+    """Yield the beginnings of segments, and the lines without escapes and control characters.
+
+    An error has the script's last lines again: they are left out where the log has them already.
+    `recent` keeps the newest lines from one call to the next.
+    """
     for message in messages:
         logger = str(message.get("logger", ""))
         if not logger.startswith(_OWN_LOGGERS) and logger != _PREPARED:
             continue
         if (segment := _segment_of(message)) is not None:
             yield segment
-        else:
-            yield from _lines_of(message)
+            continue
+        lines = _lines_of(message)
+        if message.get("level") == "error" and lines[-1] in recent:
+            del lines[1:]
+        recent.extend(lines)
+        yield from lines
 
 
 def _segment_of(message: Message) -> LoggedSegment | None:
@@ -73,11 +88,10 @@ def _time_s(message: Message) -> float | None:
         return None
 
 
-def _lines_of(message: Message) -> Iterator[str]:
-    """Yield the lines of a message; of an error the first, as the others are the script's again."""
+def _lines_of(message: Message) -> list[str]:
+    """Return the lines of a message; of a progress bar the last state, as a terminal shows it."""
     lines = str(message.get("event", "")).split("\n")
-    for line in lines[:1] if message.get("level") == "error" else lines:
-        yield plain(line.rstrip("\r").rpartition("\r")[2])  # as a terminal shows a progress bar
+    return [plain(line.rstrip("\r").rpartition("\r")[2]) for line in lines]
 
 
 @dataclass(slots=True)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hermes_ops.airflow.explanation import no_such_trial
-from hermes_ops.airflow.trial_log import ENDED_TASK, LogExcerpt, LoggedSegment, has_log
+from hermes_ops.airflow.trial_log import (
+    ENDED_TASK,
+    LogExcerpt,
+    LoggedSegment,
+    has_log,
+    parse_messages,
+    recent_lines,
+)
 from hermes_ops.cli import INTERRUPTED
 from hermes_ops.cli.completion import complete_trials
 from hermes_ops.cli.connection import Home
-from hermes_ops.cli.live_view import UNKNOWN, OutageNotice
-from hermes_ops.cli.outcome import fetch_config
 from hermes_ops.cli.sweep_location import (
     ENDED_AIRFLOW_STATES,
     SweepLocation,
@@ -61,7 +66,6 @@ def logs(
 ) -> None:
     """Print what the script of a trial wrote, in all its segments."""
     from hermes_ops.airflow.explanation import parse_trial_name
-    from hermes_ops.airflow.trial_log import parse_messages
     from hermes_ops.cli.connection import connect
 
     sweep, number = parse_trial_name(trial)
@@ -71,8 +75,9 @@ def logs(
     if follow:
         _follow(log, excerpt)
         return
+    recent = recent_lines()
     for messages in log.fetch():
-        excerpt.extend(parse_messages(messages))
+        excerpt.extend(parse_messages(messages, recent))
     for line in excerpt.rendered():
         typer.echo(line)
 
@@ -145,6 +150,9 @@ class TrialLog:
 
     def _refuse_unknown(self) -> None:
         """Raise HermesError if there is no such trial, and none to come from a plan."""
+        from hermes_ops.airflow.explanation import no_such_trial
+        from hermes_ops.cli.outcome import fetch_config
+
         try:
             trials = fetch_config(self.connection, self.place).trial_count
         except HermesError:
@@ -190,6 +198,8 @@ def _follow(log: TrialLog, excerpt: LogExcerpt) -> None:
 
 
 def _print_until_end(log: TrialLog, excerpt: LogExcerpt) -> None:
+    from hermes_ops.cli.live_view import UNKNOWN, OutageNotice
+
     tail = LogTail(log)
     outage = OutageNotice(f"hermes logs {log.trial} --follow", time.monotonic())
     has_ended = has_shown = False
@@ -231,13 +241,13 @@ class LogTail:
     _state: str = ""
     _is_awaited: bool = False
     _follower: LogFollower | None = None
+    _recent: deque[str] = field(default_factory=recent_lines)
 
     def poll(self) -> tuple[list[LoggedSegment | str], bool]:
         """Return what is new, and whether the trial has ended, so that nothing more comes.
 
         HermesError if it has ended and there is no log of it.
         """
-        from hermes_ops.airflow.trial_log import parse_messages
 
         state = self.log.state()  # before the log: what comes after its end is read too
         before, self._state = self._state, state
@@ -245,7 +255,7 @@ class LogTail:
         self.has_begun = self.has_begun or has_log(messages)
         if not self.has_begun:
             self._refuse_or_wait(state, messages)
-        return list(parse_messages(messages)), state in ENDED_TASK
+        return list(parse_messages(messages, self._recent)), state in ENDED_TASK
 
     def _refuse_or_wait(self, state: str, messages: Sequence[Message]) -> None:
         """Raise HermesError if the trial has ended; else tell once that it is awaited."""

@@ -10,6 +10,7 @@ from hermes_ops.airflow.trial_log import (
     LoggedSegment,
     log_segment_start,
     parse_messages,
+    recent_lines,
 )
 
 OPERATOR = "airflow.task.operators.hermes_ops.airflow.trial.operator.HermesTrialOperator"
@@ -33,11 +34,15 @@ def segment(number: int, *gpus: int, epoch: int | None = None) -> dict[str, Any]
     return written[0]
 
 
+def parsed(messages: Iterable[dict[str, Any]]) -> list[LoggedSegment | str]:
+    return list(parse_messages(messages, recent_lines()))
+
+
 def excerpt(
     messages: Iterable[dict[str, Any]], segments: int | None = None, lines: int | None = None
 ) -> list[str]:
     kept = LogExcerpt(segments, lines)
-    kept.extend(parse_messages(messages))
+    kept.extend(parsed(messages))
     return list(kept.rendered())
 
 
@@ -51,28 +56,35 @@ def test_what_airflow_itself_writes_is_left_out() -> None:
         {"event": "early", "logger": "task.stdout"},
         {"event": "Pushing xcom", "logger": "task"},
     ]
-    assert list(parse_messages(messages)) == ["loss=1", "waits", "early"]
+    assert parsed(messages) == ["loss=1", "waits", "early"]
 
 
 def test_no_escape_and_no_control_character_of_a_script_is_left() -> None:
     messages = [line("\x1b[31mred\x1b[0m\x1b]0;title\x07 \x9b1mbell\x07\ttab")]
-    assert list(parse_messages(messages)) == ["red 1mbell\ttab"]
+    assert parsed(messages) == ["red 1mbell\ttab"]
 
 
 def test_of_a_progress_bar_the_last_state_is_shown() -> None:
-    assert list(parse_messages([line("\r 10%\r 50%\r100%\r")])) == ["100%"]
+    assert parsed([line("\r 10%\r 50%\r100%\r")]) == ["100%"]
 
 
 def test_of_an_error_the_lines_that_the_script_has_written_before_are_not_repeated() -> None:
     failed = line("Trial 3 failed (failure 1): exit code 1\nloss=1\nTraceback", level="error")
-    assert list(parse_messages([line("loss=1"), failed])) == [
-        "loss=1", "Trial 3 failed (failure 1): exit code 1",
+    assert parsed([line("loss=1"), line("Traceback"), failed]) == [
+        "loss=1", "Traceback", "Trial 3 failed (failure 1): exit code 1",
+    ]  # fmt: skip
+
+
+def test_an_error_shows_the_last_lines_where_the_log_lacks_them() -> None:
+    failed = line("Trial 3 failed (failure 1): exit code 1\nloss=1\nTraceback", level="error")
+    assert parsed([line("loss=1"), failed]) == [
+        "loss=1", "Trial 3 failed (failure 1): exit code 1", "loss=1", "Traceback",
     ]  # fmt: skip
 
 
 def test_a_segment_is_known_by_its_fields_and_not_by_a_line_that_looks_like_one() -> None:
     messages = [line("Segment 7 begins on GPU 0"), segment(2, 0, 1)]
-    assert list(parse_messages(messages)) == [
+    assert parsed(messages) == [
         "Segment 7 begins on GPU 0", LoggedSegment(2, 2, (0, 1)),
     ]  # fmt: skip
 

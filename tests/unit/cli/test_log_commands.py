@@ -10,7 +10,7 @@ import typer
 
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.trial_log import LogExcerpt
-from hermes_ops.cli import log_commands
+from hermes_ops.cli import log_commands, outcome
 from hermes_ops.cli.connection import Connection
 from hermes_ops.cli.log_commands import TrialLog
 from hermes_ops.cli.sweep_location import SweepLocation
@@ -115,7 +115,7 @@ def test_a_number_that_the_sweep_does_not_have_is_refused(monkeypatch: pytest.Mo
     class Config:
         trial_count = 3
 
-    monkeypatch.setattr(log_commands, "fetch_config", lambda *_: Config())
+    monkeypatch.setattr(outcome, "fetch_config", lambda *_: Config())
     with pytest.raises(HermesError, match="has no trial 3: its 3 trials have the numbers 0 to 2"):
         fetched(Airflow({}, None))
 
@@ -129,7 +129,7 @@ def test_a_trial_of_a_sweep_that_is_still_to_be_planned_has_not_begun(
     def without_plan(*_: object) -> None:
         raise HermesError("the sweep has not been planned")
 
-    monkeypatch.setattr(log_commands, "fetch_config", without_plan)
+    monkeypatch.setattr(outcome, "fetch_config", without_plan)
     monkeypatch.setattr(log_commands, "airflow_state", lambda *_: sweep)
     with pytest.raises(HermesError, match=message):
         fetched(Airflow({}, None))
