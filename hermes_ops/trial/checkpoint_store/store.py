@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 from hermes_ops.trial.files import Folder, read_json, write_json
 from hermes_ops.trial.retention import unfinished
 
-"""The epoch at which the trial restarted from scratch: copies of earlier epochs do not count."""
 _BLOCK_BYTES = 4_194_304
 _FILES, _COPIES = "files", "copies"
 _MANIFEST = re.compile(r"(\d{10})-(\d{6,})-([0-9a-f]+)\.json")

@@ -45,15 +45,9 @@ class LimitedLog:
 
     def close(self) -> bytes:
         """Return the last part of the output, once nothing more comes."""
-        self._drop(self._last_bytes)
-        rest = bytes(self._rest)
+        rest = last_part(bytes(self._rest), self._last_bytes, self._dropped_bytes)
         self._rest.clear()
-        if not self._dropped_bytes:
-            return rest
-        begin = rest.find(b"\n") + 1
-        self._dropped_bytes += begin
-        notice = f"hermes-trial: {_size(self._dropped_bytes)} of output are left out here\n"
-        return notice.encode() + rest[begin:]
+        return rest
 
     def _keep(self, data: bytes) -> None:
         self._rest += data
@@ -64,6 +58,20 @@ class LimitedLog:
         surplus = max(0, len(self._rest) - kept_bytes)
         del self._rest[:surplus]
         self._dropped_bytes += surplus
+
+
+def last_part(data: bytes, kept_bytes: int, dropped_bytes: int = 0) -> bytes:
+    """Return the end of `data`, from a line's beginning, below a line that says what is missing.
+
+    `dropped_bytes` before `data` are missing already. If there are none, up to `kept_bytes` are
+    returned as they are.
+    """
+    surplus = max(0, len(data) - kept_bytes)
+    if not surplus + dropped_bytes:
+        return data
+    begin = data.find(b"\n", surplus) + 1 or surplus
+    notice = f"hermes-trial: {_size(dropped_bytes + begin)} of output are left out here\n"
+    return notice.encode() + data[begin:]
 
 
 def _size(count: int) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from hermes_ops.trial.output.log_limit import LimitedLog
+from hermes_ops.trial.output.log_limit import LimitedLog, last_part
 from hermes_ops.trial.output.pattern_matcher import PatternMatcher
 from hermes_ops.trial.output.rank_log import WorkerLog
 from hermes_ops.trial.redaction import Mask
@@ -19,6 +19,7 @@ _BLOCK_BYTES = 65_536
 _ATOMIC_BYTES = 4096  # a pipe that is ready takes so many bytes without blocking (PIPE_BUF)
 _BACKLOG_BYTES = 1_048_576
 _PIPE_BYTES = 1_048_576  # the most that a pipe holds, for an ordinary user
+_LAST_BYTES = 65_536  # of the output, for a reader that is too slow for all that waits for it
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -62,6 +63,7 @@ class Relay:
         self._words = bytearray()  # our own lines, for the next end of a line
         self._output = target
         self._is_line_ended = True
+        self._is_line_sent = True
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
@@ -86,22 +88,33 @@ class Relay:
             self._matcher.exchange()
 
     def drain(self, timeout_s: float) -> None:
-        """Pass on what is still in the pipes after the script's end."""
-        deadline_s = time.monotonic() + timeout_s
-        while self._is_open() and time.monotonic() < deadline_s:
-            self.pump(min(0.05, timeout_s))
-        self._target = None  # too slow; what the script has written is still read for its metrics
-        self._backlog.clear()
+        """Pass on what is still in the pipes after the script's end, for at most `timeout_s`.
+
+        A reader that is too slow for that has as long again for the last part, which says how the
+        script has ended.
+        """
+        self._pump_while(self._is_open, timeout_s)
         for _ in range(_PIPE_BYTES // _BLOCK_BYTES):
             if self._source is None or not select.select([self._source], [], [], 0)[0]:
                 break
             self._read()
+        if len(self._backlog) > _LAST_BYTES:
+            end = last_part(bytes(self._backlog), _LAST_BYTES)
+            self._backlog[:] = end if self._is_line_sent else b"\n" + end
+        self._pump_while(lambda: bool(self._backlog), timeout_s)
+        self._target = None
+        self._backlog.clear()
         for log in self._logs:
             log.drain()
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)
         os.close(self._wake)
         os.close(self._waker)
+
+    def _pump_while(self, is_needed: Callable[[], bool], timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while is_needed() and time.monotonic() < deadline_s:
+            self.pump(min(0.05, timeout_s))
 
     def say(self, line: str) -> None:
         """Put a line of our own between the script's, at the next end of a line."""
@@ -154,6 +167,7 @@ class Relay:
         assert self._target is not None
         try:
             sent = os.write(self._target, self._backlog[:_ATOMIC_BYTES])
+            self._is_line_sent = self._backlog[sent - 1 : sent] == b"\n"
             del self._backlog[:sent]
         except BlockingIOError:
             return

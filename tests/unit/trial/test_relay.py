@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 
@@ -75,6 +76,34 @@ def test_what_a_script_has_written_is_heard_when_its_reader_sleeps(pipes: Pipes)
         pipes.write(b"x" * 65_536)
         pipes.relay.pump(0.0)
     pipes.relay.drain(0.0)
+    assert len(pipes.heard) == pipes.written
+
+
+def test_a_reader_that_is_too_slow_for_all_gets_the_end_and_is_told_how_much_is_missing(
+    pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end says why a script has failed."""
+    for _ in range(14):
+        pipes.write(b"a line of the script\n" * 3_000)
+        pipes.relay.pump(0.0)
+    pipes.write(b"ValueError: the last line\n")
+    os.close(pipes.script)
+    ticks, most_s = count(), 0.001
+
+    def monotonic() -> float:
+        if (now_s := next(ticks) * most_s / 100) > 1.1 * most_s:  # it wakes up after the first wait
+            pipes.take()
+        return now_s
+
+    monkeypatch.setattr("hermes_ops.trial.output.relay.time.monotonic", monotonic)
+    pipes.relay.drain(most_s)
+    pipes.take()
+    lines = pipes.read.decode().splitlines()
+    cut = next(number for number, line in enumerate(lines) if line.startswith("hermes-trial: "))
+    assert lines[cut].endswith(" KiB of output are left out here")
+    assert lines[-1] == "ValueError: the last line"
+    assert {*lines[: cut - 1], *lines[cut + 1 : -1]} == {"a line of the script"}
+    assert len(lines) - cut > 3_000
     assert len(pipes.heard) == pipes.written
 
 
