@@ -409,7 +409,7 @@ def with_start(record: SegmentRecord, start: CorrectedStart | None) -> SegmentRe
 
 
 def with_began(record: SegmentRecord, seen_s: float | None) -> SegmentRecord:
-    """Return the record of a segment whose container was seen to run since that Unix time.
+    """Return the record of a segment whose container has been observed to run since `seen_s`.
 
     Its status, which the script can write too, may say that it began a little later.
     """

@@ -213,8 +213,8 @@ class CorrectedStart(StoredRecord):
     """When the segment of lease `epoch` began, in Unix seconds.
 
     `recorded_s` is what its task has recorded, `started_s` the same by the clock as it is set now.
-    `began_s` is since when the triggerer has seen its container run, and `ran_s` how long that has
-    run, once it has ended.
+    `began_s` is the start of its container as the triggerer has observed it, and `ran_s` the run
+    time of the container in seconds, once that has ended.
     """
 
     epoch: int

@@ -136,8 +136,8 @@ class LogExcerpt:
 
 
 @dataclass(slots=True)
-class LogFollower:
-    """Fetches the new messages of one try of a task, each once."""
+class LogCursor:
+    """The position in the log of one try of a task: fetches new messages, each once."""
 
     airflow: AirflowClient
     task: TaskKey

@@ -32,7 +32,7 @@ from hermes_ops.trial.files import parse_object
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import TaskKey
-    from hermes_ops.airflow.trial_log import LogFollower, Message
+    from hermes_ops.airflow.trial_log import LogCursor, Message
     from hermes_ops.cli.connection import Connection
 
 PERIOD_S = 1.0
@@ -240,7 +240,7 @@ class LogTail:
     has_begun: bool = False
     _state: str = ""
     _is_awaited: bool = False
-    _follower: LogFollower | None = None
+    _cursor: LogCursor | None = None
     _recent: deque[str] = field(default_factory=recent_lines)
 
     def poll(self) -> tuple[list[LoggedSegment | str], bool]:
@@ -260,7 +260,7 @@ class LogTail:
     def _refuse_or_wait(self, state: str, messages: Sequence[Message]) -> None:
         """Raise HermesError if the trial has ended; else tell once that it is awaited."""
         if state in ENDED_TASK:
-            has_run = self._follower is not None
+            has_run = self._cursor is not None
             missing = self.log.without_log(messages) if has_run else self.log.without_begin(state)
             raise HermesError(missing)
         if not self._is_awaited:
@@ -269,16 +269,16 @@ class LogTail:
 
     def _fetch(self) -> Iterator[Message]:
         """Yield the new messages: first what is left of earlier tries."""
-        from hermes_ops.airflow.trial_log import LogFollower
+        from hermes_ops.airflow.trial_log import LogCursor
 
         airflow = self.log.connection.airflow
         newest = max(self.log.attempts(), default=0)
-        begun = 0 if self._follower is None else self._follower.attempt
+        begun = 0 if self._cursor is None else self._cursor.attempt
         if newest > begun:
-            if self._follower is not None:
-                yield from self._follower.fetch()
+            if self._cursor is not None:
+                yield from self._cursor.fetch()
             for attempt in range(begun + 1, newest):
                 yield from self.log.messages(attempt)
-            self._follower = LogFollower(airflow, self.log.task, newest)
-        if self._follower is not None:
-            yield from self._follower.fetch()
+            self._cursor = LogCursor(airflow, self.log.task, newest)
+        if self._cursor is not None:
+            yield from self._cursor.fetch()

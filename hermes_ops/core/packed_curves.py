@@ -7,6 +7,7 @@ so a curve of 100,000 values costs each of its versions a few hundred bytes.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
@@ -62,14 +63,14 @@ class PackedRows(Sequence[R], Generic[R]):
         return cls([np.empty(0, dtype) for dtype in cls.dtypes]).extended(rows)
 
     @classmethod
+    @abstractmethod
     def _numbers(cls, row: R) -> tuple[float, ...]:
         """Return the numbers of a row."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def _rows(cls, *columns: Iterable[Any]) -> Iterator[R]:
         """Return the rows with these columns of Python's numbers."""
-        raise NotImplementedError
 
     def extended(self, rows: Iterable[R]) -> Self:
         """Return the rows with others behind them; the same object without others."""

@@ -77,7 +77,7 @@ class GangSegment:
 
     @property
     def ran_s(self) -> float | None:
-        """How long the container of the first pod was seen to run; None if that is not known."""
+        """Return the observed run time of the first pod's container, in seconds; None: unknown."""
         return self.first.ran_s
 
     @property

@@ -123,7 +123,7 @@ class PodSegment:
 
     @property
     def ran_s(self) -> float | None:
-        """How long its container was seen to run, in seconds; None if it was never seen to."""
+        """Return the observed run time of its container, in seconds; None if it is unknown."""
         return self._ran_s
 
     @property

@@ -131,17 +131,18 @@ class SweepSource:
             return ()
         return connection_variables(pull_xcoms(self.data, context))
 
-    def refuse_unread_keys(self, context: Mapping[str, Any]) -> None:
-        """Raise ConfigError for keys of the run's configuration that no template reads.
-
-        The sweep is that of the DAG's file: such a key would change nothing.
-        """
+    def unread_keys(self, context: Mapping[str, Any]) -> list[str]:
+        """Return the keys of the run's configuration that no template of the DAG's file reads."""
         dag, conf = context.get("dag"), getattr(context.get("dag_run"), "conf", None) or {}
         templates = " ".join(EXPRESSION.findall(str(self.data)))
         if self.data is None or _WHOLE_CONF.search(templates):
-            return
+            return []
         words = {*_WORD.findall(templates), *(getattr(dag, "params", None) or {})}
-        unread = sorted(str(key) for key in conf if str(key) not in words)
+        return sorted(str(key) for key in conf if str(key) not in words)
+
+    def refuse_unread_keys(self, context: Mapping[str, Any]) -> None:
+        """Raise ConfigError for unread keys: the sweep is the file's, so they change nothing."""
+        unread = self.unread_keys(context)
         if not unread:
             return
         name = unread[0]

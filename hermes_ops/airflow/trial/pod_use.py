@@ -1,7 +1,7 @@
 """The use of GPUs by a trial whose pods can write its folder: its records outweigh its files.
 
 A script runs as the user of hermes-trial, so it can rewrite `segments.jsonl`. What is on record of
-ended segments stays, and a segment has lasted at least as long as its container was seen to run.
+ended segments stays, and a segment has lasted at least the observed run time of its container.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def closed_use(
 ) -> Accounts:
     """Return the accounts with the record's segment, which has just ended.
 
-    :param ran_s: how long its container was seen to run; None if that is not known
+    :param ran_s: the observed run time of its container, in seconds; None if it is unknown
     :param ended_s: about when it ended, in Unix seconds
     """
     new = _new_ones(segments, record, record.epoch - 1)

@@ -53,7 +53,7 @@ class RunningSegment(Protocol):
 
     @property
     def ran_s(self) -> float | None:
-        """How long a pod's container was seen to run, in seconds; None if that is not known."""
+        """Return the observed run time of a pod's container, in seconds; None if it is unknown."""
 
     @property
     def holder(self) -> BaseTrigger | None:
@@ -95,7 +95,7 @@ class WatchedTrial(Protocol):
         """Return why and until when it keeps its GPUs; empty while nobody else wants them."""
 
     def relay(self, ran_s: float | None) -> None:
-        """Pass on the trial's status; its container was seen to run for `ran_s` seconds."""
+        """Pass on the trial's status; `ran_s` is the observed run time of its container."""
 
 
 def watch_segment(

@@ -83,7 +83,7 @@ class SegmentRun:
     feed: MetricFeed
     record: SegmentRecord
     clock_steps: ClockSteps = field(default_factory=ClockSteps)
-    ran_s: float | None = None  # how long its container was seen to run
+    ran_s: float | None = None  # the observed run time of its container
     _recorded_status: Mapping[str, Any] | None = None
 
     @classmethod
@@ -186,7 +186,7 @@ class SegmentRun:
     def relay(self, ran_s: float | None = None) -> None:
         """Record the trial's status, if it has changed, or when it began, if the clock was set.
 
-        If the status does not say when it began, that was when its container was seen to run.
+        Where the status does not say when it began, its container's observed start counts.
         """
         status, step_s = self.folder.status(), self.clock_steps.step_s()
         if step_s:
@@ -337,7 +337,7 @@ def closed(
     """Return the record of an ended segment, with the accounts in the trial's folder.
 
     A killed process has not written its end: that is now. Of a pod, which can write its folder,
-    `ran_s` is how long its container was seen to run.
+    `ran_s` is the observed run time of its container.
     """
     segments = folder.segments()
     if is_process:

@@ -5,8 +5,8 @@ from typing import Any
 
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.trial_log import (
+    LogCursor,
     LogExcerpt,
-    LogFollower,
     LoggedSegment,
     log_segment_start,
     parse_messages,
@@ -134,11 +134,11 @@ class Airflow:
 
 def test_each_message_is_fetched_once_while_the_task_runs_waits_and_runs_again() -> None:
     airflow: Any = Airflow()
-    follower = LogFollower(airflow, TASK, 1)
+    cursor = LogCursor(airflow, TASK, 1)
     fetched = []
     for is_running in (True, True, False, False, True, False):
         airflow.is_running = is_running
         airflow.messages.append(line(str(len(airflow.messages))))
-        fetched.append([message["event"] for message in follower.fetch()])
+        fetched.append([message["event"] for message in cursor.fetch()])
     assert fetched == [["0"], ["1"], ["2"], ["3"], ["4"], ["5"]]
-    assert follower.fetch() == []
+    assert cursor.fetch() == []
