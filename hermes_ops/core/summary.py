@@ -149,7 +149,10 @@ def course(numbers: Iterable[int | None]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """An earlier sweep of the same schedule; `started_s` is Unix time."""
+    """An earlier sweep of the same schedule; `started_s` is Unix time.
+
+    `objective` is as in SweepSummary, empty where it is not known.
+    """
 
     sweep: str
     started_s: float
@@ -157,6 +160,7 @@ class Night:
     best: float | None
     config: Mapping[str, Any]
     gpu_seconds: float | None
+    objective: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,11 @@ class SweepSummary:
     reason: str = ""  # why it ended before its last trial, or failed
     deadline: DeadlineResult | None = None
     ended_seconds: float = 0.0
+
+    @property
+    def objective(self) -> str:
+        """What the best trial is the best in, as `minimize loss`."""
+        return objective_text(self.direction, self.metric)
 
     @property
     def active_seconds(self) -> float:
@@ -210,6 +219,11 @@ class SweepSummary:
             **({"reason": self.reason} if self.reason else {}),
             **({} if self.deadline is None else {"deadline": self.deadline.to_document()}),
         }
+
+
+def objective_text(direction: str, metric: str) -> str:
+    """Return an objective as `minimize loss`."""
+    return f"{direction} {metric}"
 
 
 def _finite(value: float | None) -> float | None:

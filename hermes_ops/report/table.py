@@ -121,15 +121,18 @@ def _cell(value: object) -> object:
 def nights(summary: SweepSummary, background: Background) -> list[dict[str, Any]]:
     """Return rows for this sweep and the nights before it, newest first; empty without those.
 
-    The best of all is marked; of two equal ones the earlier.
+    The best of all is marked; of two equal ones the earlier. A night with another objective is not
+    compared: its value has that objective's name.
     """
     if not background.nights:
         return []
     every = [_tonight(summary, background), *background.nights]
     sign = -1.0 if summary.direction == "maximize" else 1.0
-    able = [(sign * n.best, -place) for place, n in enumerate(every) if n.best is not None]
+    alike = [n.objective in ("", summary.objective) for n in every]
+    valued = [(n.best, place) for place, n in enumerate(every) if alike[place]]
+    able = [(sign * value, -place) for value, place in valued if value is not None]
     best = -min(able)[1] if able else None
-    return [{**_row(night), "is_best": place == best} for place, night in enumerate(every)]
+    return [_row(n, alike[place]) | {"is_best": place == best} for place, n in enumerate(every)]
 
 
 def _tonight(summary: SweepSummary, background: Background) -> Night:
@@ -144,10 +147,11 @@ def _tonight(summary: SweepSummary, background: Background) -> Night:
     )
 
 
-def _row(night: Night) -> dict[str, Any]:
+def _row(night: Night, is_alike: bool) -> dict[str, Any]:
+    best = "–" if night.best is None else format_cell(night.best)
     return {
         "when": time.strftime("%Y-%m-%d %H:%M", time.gmtime(night.started_s)),
-        "best": "–" if night.best is None else format_cell(night.best),
+        "best": best if is_alike or night.best is None else f"{best} ({night.objective})",
         "gpu_time": "–" if night.gpu_seconds is None else duration(night.gpu_seconds),
         "state": night.state.replace("_", " "),
         "config": _words(night.config),

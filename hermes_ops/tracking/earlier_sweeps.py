@@ -139,12 +139,14 @@ NIGHTLY = "hermes.nightly"
 BEST, BEST_CONFIG, GPU_SECONDS = "hermes.best", "hermes.best_config", "hermes.gpu_seconds"
 BEST_TRIAL = "hermes.best_trial"
 """Tag of a sweep's run: the number of its best trial."""
+OBJECTIVE = "hermes.objective"
+"""Tag of a sweep's run: of what its best value is, as `minimize loss`."""
 
 
 def log_outcome(tracker: Tracker, collected: CollectedSweep) -> None:
     """Tag the sweep's run with its best trial, value and configuration, and the GPU time."""
     gpu_s = sum(t.gpu_seconds for t in collected.summary.trials)
-    tags = {GPU_SECONDS: f"{gpu_s:.3f}"}
+    tags = {GPU_SECONDS: f"{gpu_s:.3f}", OBJECTIVE: collected.summary.objective}
     best = collected.summary.best
     if best is not None:
         tags |= {BEST: repr(best.best), BEST_TRIAL: str(best.number)}
@@ -152,10 +154,15 @@ def log_outcome(tracker: Tracker, collected: CollectedSweep) -> None:
     tracker.set_tags(collected.run.ref.parent_run_id, tags)
 
 
-def last_best_config(tracker: Tracker, experiment: str, schedule: str) -> Mapping[str, Any] | None:
-    """Return the best configuration of a schedule's newest ended sweep that has one."""
-    runs = _ended(tracker, experiment, schedule)
-    return next((n.config for n in map(_night, runs) if n.config), None)
+def last_best_config(
+    tracker: Tracker, experiment: str, schedule: str, objective: str
+) -> Mapping[str, Any] | None:
+    """Return the best configuration of a schedule's newest ended sweep that has one.
+
+    A sweep whose objective was another one does not count.
+    """
+    found = map(_night, _ended(tracker, experiment, schedule))
+    return next((n.config for n in found if n.config and n.objective in ("", objective)), None)
 
 
 def earlier_nights(tracker: Tracker, sweep: SweepRun, count: int) -> tuple[Night, ...]:
@@ -183,6 +190,7 @@ def _night(run: SweepRun) -> Night:
         best=best,
         config=joined_json(BEST_CONFIG, run.tags) or {},
         gpu_seconds=_number(run.tags.get(GPU_SECONDS)),
+        objective=run.tags.get(OBJECTIVE, ""),
     )
 
 

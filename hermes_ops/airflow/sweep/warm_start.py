@@ -16,6 +16,7 @@ from hermes_ops.config import Algorithm, SweepConfig, parse
 from hermes_ops.config.sections import Overlap
 from hermes_ops.core.curves import best
 from hermes_ops.core.model import PastTrial
+from hermes_ops.core.summary import objective_text
 from hermes_ops.errors import ConfigError
 from hermes_ops.search.space import Config
 from hermes_ops.search.tree import axes
@@ -129,7 +130,8 @@ class NightlySweeps:
         config = with_own_seed(config, sweep_id(ti.dag_id, ti.run_id, PLAN_TASK), say)
         if not config.nightly.warm_start:
             return config
-        point = last_best_config(tracker, config.name, self.dag_id)
+        wanted = objective_text(config.objective.direction.value, config.objective.metric)
+        point = last_best_config(tracker, config.name, self.dag_id, wanted)
         return config if point is None else with_point(config, point, say)
 
 

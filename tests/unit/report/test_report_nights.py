@@ -48,6 +48,14 @@ def test_the_best_of_all_nights_is_marked_in_the_users_own_direction() -> None:
     assert [n["is_best"] for n in found] == [False, False, True]
 
 
+def test_a_value_of_another_objective_is_named_and_never_the_best_of_all_nights() -> None:
+    other, same = night(0.01, objective="maximize f1"), night(0.4, objective="minimize loss")
+    found = nights(summary(0.5), told(other, same))
+    assert [n["best"] for n in found] == ["0.5", "0.01 (maximize f1)", "0.4"]
+    assert [n["is_best"] for n in found] == [False, False, True]
+    assert nights(summary(0.5), told(night(None, objective="maximize f1")))[1]["best"] == "–"
+
+
 def test_of_two_equal_nights_the_earlier_is_the_best() -> None:
     found = nights(summary(0.5), told(night(0.5)))
     assert [n["is_best"] for n in found] == [False, True]

@@ -42,9 +42,10 @@ def test_what_a_night_came_to_is_read_back_by_the_next_one() -> None:
     collected: Any = SimpleNamespace(summary=summary, run=run("old", 1.0))
     log_outcome(mlflow, collected)
     after: Any = Mlflow(run("old", 1.0, **mlflow.tags["run-old"]))
-    assert last_best_config(after, "digits", "n") == {"rate": 0.1, "kind": "a"}
+    assert last_best_config(after, "digits", "n", "minimize loss") == {"rate": 0.1, "kind": "a"}
     (night,) = earlier_nights(after, run("new", 2.0, "running"), 7)
     assert (night.sweep, night.best, night.gpu_seconds) == ("old", 1.0, 12.5)
+    assert night.objective == "minimize loss"
 
 
 def test_an_ended_sweep_names_its_best_trial_though_that_has_left_no_model() -> None:
@@ -65,10 +66,21 @@ def test_only_ended_sweeps_of_the_same_schedule_count_and_those_without_a_best_d
         run("by hand", 3.0, **{**best("0", '{"rate": 3}'), "hermes.nightly": "other"}),
         run("good", 2.0, **best("0.5", '{"rate": 2}')),
     )
-    assert last_best_config(mlflow, "digits", "n") == {"rate": 2}
+    assert last_best_config(mlflow, "digits", "n", "minimize loss") == {"rate": 2}
     found = earlier_nights(mlflow, run("tonight", 6.0), 7)
     assert [n.sweep for n in found] == ["without", "good"]
-    assert last_best_config(mlflow, "digits", "nobody's") is None
+    assert last_best_config(mlflow, "digits", "nobody's", "minimize loss") is None
+
+
+def test_a_night_with_another_objective_does_not_teach_the_next_one() -> None:
+    mlflow: Any = Mlflow(
+        run("other metric", 3.0, **best("9", '{"rate": 3}'), **{"hermes.objective": "maximize f1"}),
+        run("same", 2.0, **best("0.5", '{"rate": 2}'), **{"hermes.objective": "minimize loss"}),
+    )
+    assert last_best_config(mlflow, "digits", "n", "minimize loss") == {"rate": 2}
+    assert last_best_config(mlflow, "digits", "n", "maximize loss") is None
+    found = earlier_nights(mlflow, run("tonight", 6.0), 7)
+    assert [n.objective for n in found] == ["maximize f1", "minimize loss"]
 
 
 def test_as_many_nights_are_compared_as_the_sweep_asks_for_and_none_that_came_later() -> None:
