@@ -11,7 +11,9 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -25,6 +27,7 @@ from selenium.common.exceptions import (
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+import hermes_ops
 from hermes_ops.tracking import Tracker
 
 pytestmark = [
@@ -209,6 +212,45 @@ def test_the_page_wears_the_theme_that_was_chosen_in_airflow(
         body = chromium.find_element(By.TAG_NAME, "body")
         seen[theme] = body.value_of_css_property("background-color")
     assert seen == {"light": "rgba(255, 255, 255, 1)", "dark": "rgba(17, 20, 24, 1)"}
+
+
+PAGE_SCRIPT = Path(hermes_ops.__file__).parent / "airflow" / "page" / "assets" / "page.js"
+
+
+@pytest.fixture
+def served(chromium: Any) -> Iterator[list[str]]:
+    """The names of the parts of a page that the browser shows, which refreshes itself."""
+    parts = ["pool", "queue"]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sections = "".join(f"<section id={p} data-live>{p}</section>" for p in parts)
+            head = "<body data-refresh-s=0.1><p id=stale hidden></p>"
+            body = f"{head}<main>{sections}</main><script>{PAGE_SCRIPT.read_text()}</script>"
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        chromium.get(f"http://127.0.0.1:{server.server_port}/")
+        yield parts
+        chromium.get("about:blank")
+        server.shutdown()
+
+
+def test_a_page_shows_parts_that_have_come_and_removes_those_that_have_gone(
+    chromium: Any, served: list[str]
+) -> None:
+    _until(chromium, lambda d: _text(d, "main") == "pool queue")
+    served[:] = ["holders", "pool", "teams", "queue", "decisions"]
+    _until(chromium, lambda d: _text(d, "main") == "holders pool teams queue decisions")
+    served[:] = ["queue"]
+    _until(chromium, lambda d: _text(d, "main") == "queue")
 
 
 def test_a_report_draws_all_its_pictures_without_a_network(
