@@ -178,7 +178,8 @@ def policy(
     choice.build()
     by = str(current_person(_administrator(connection, "policy")))
     replace(choice, by=by, at_s=time.time()).write(path)
-    typer.echo(f"The pool {connection.pool} is scheduled by {name} from now on.")
+    when = _from_when(connection.pool)
+    typer.echo(f"The pool {connection.pool} is scheduled by {name} {when}.")
 
 
 def quota(
@@ -205,7 +206,7 @@ def quota(
     elif remove:
         by = str(current_person(_administrator(connection, "quota")))
         QuotaSettings.remove(path, by, time.time())
-        typer.echo(f"The pool {connection.pool} has no quota from now on.")
+        typer.echo(f"The pool {connection.pool} has no quota {_from_when(connection.pool)}.")
     else:
         _show_quota(connection.pool, QuotaSettings.load(path), as_json=as_json)
 
@@ -226,10 +227,20 @@ def _set_quota(connection: Connection, path: Path, file: Path) -> None:
     QuotaSettings(spec, by, time.time()).write(path)
     promised = sum(team.guaranteed for team in (*spec.teams, spec.others))
     typer.echo(
-        f"The pool {connection.pool} keeps this quota from now on: "
+        f"The pool {connection.pool} keeps this quota {_from_when(connection.pool)}: "
         f"{counted(len(spec.teams), 'team')}, "
         f"{promised} of {counted(row['slots'], 'GPU')} guaranteed."
     )
+
+
+def _from_when(pool: str) -> str:
+    """Return from when a setting in this state folder applies: a controller reads only its own."""
+    from hermes_ops.airflow.control.pool_file import view_path
+    from hermes_ops.airflow.folders import home
+
+    if view_path(pool).exists():
+        return "from now on"
+    return f"once its controller has the state folder {home()}, where none has worked so far"
 
 
 def _administrator(connection: Connection, setting: str) -> AirflowClient:

@@ -330,11 +330,26 @@ def test_a_report_is_not_written_over_a_file(
 TEAMS = "teams: [{name: vision, guaranteed: 1, users: [ann]}, {name: speech}]\n"
 
 
+def test_a_setting_in_a_folder_of_no_controller_is_not_said_to_be_in_force(
+    capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "teams.yaml").write_text(TEAMS)
+    orders = [("policy", "fifo"), ("pool", "quota", "teams.yaml"), ("pool", "quota", "--remove")]
+    for words in orders:
+        said = Said(capsys, *words)
+        assert f"once its controller has the state folder {home}, where none has" in said.out
+    (home / "pool-gpus.json").write_text("{}")
+    for words in orders:
+        assert "from now on" in Said(capsys, *words).out
+
+
 def test_a_good_quota_is_written_with_the_person_and_shown(
     capsys: pytest.CaptureFixture[str], airflow: Airflow, home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "teams.yaml").write_text(TEAMS + "users: [{name: ann, gpus: 1}]")
     assert "has no quota: `hermes pool quota FILE`" in Said(capsys, "pool", "quota").out
+    home.mkdir(exist_ok=True)
+    (home / "pool-gpus.json").write_text("{}")
     said = Said(capsys, "pool", "quota", "teams.yaml")
     assert (said.code, said.err) == (0, "")
     assert "from now on: 2 teams, 1 of 2 GPUs guaranteed" in said.out
