@@ -124,6 +124,8 @@ UNENDED = (
 )
 """What people can do about a trial that is interrupted again and again."""
 
+NO_VIEW = "no controller of its pool has worked in this state folder (HERMES_HOME)"
+
 UNDECIDED = "nothing was decided about it yet"
 
 
@@ -161,6 +163,7 @@ class Explanation:
     `not_preemptible`: why it cannot be preempted now; empty where it can.
     `limited`: how many GPUs it gets at most, and why; empty where it gets all of its range.
     `problems`: a line for each step that fails for it now, and one if the controller's rounds fail.
+    `has_view`: whether a controller has written the pool's view here.
     """
 
     trial: str
@@ -173,6 +176,7 @@ class Explanation:
     not_preemptible: str = ""
     deadline: str = ""
     limited: str = ""
+    has_view: bool = True
 
     @property
     def now(self) -> str:
@@ -180,6 +184,8 @@ class Explanation:
         job = self.standing
         if self.ended is not None:
             return f"{self.trial} {self.ended.words}"
+        if job is None and not self.has_view:
+            return f"What {self.trial} does now is not known here: {NO_VIEW}."
         if job is None:
             return f"{self.trial} is not in the pool now."
         value = "no value yet" if job["value"] is None else f"value {short(job['value'])}"
@@ -301,7 +307,8 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     answer.
     """
     sweep, number = parse_trial_name(trial)
-    view = read_view(pool) or {"jobs": [], "time_s": 0.0, "policy": "?"}
+    known = read_view(pool)
+    view = known or {"jobs": [], "time_s": 0.0, "policy": "?"}
     job = next((j for j in view["jobs"] if j["id"] == trial), None)
     found = _decisions(tracker, sweep, number, needed=job is None)
     over = job is None or job["phase"] == "ended"
@@ -314,8 +321,9 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
         *interruption_lines(view, sweep, number),
     ]
     if job is None and not found and ended is None and not problems:
+        why = "" if known else f", as {NO_VIEW}"
         raise HermesError(
-            f"nothing is known of trial {trial!r}: `hermes sweep list` shows the sweeps."
+            f"nothing is known of trial {trial!r}{why}: `hermes sweep list` shows the sweeps."
         )
     age_s = max(0.0, time.time() - view["time_s"])
     facts = view.get("sweeps", {}).get(sweep, {})
@@ -330,6 +338,7 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
         facts.get("not_preemptible", {}).get(str(number), ""),
         deadline_line(view, sweep, time.time()),
         facts.get("limited", {}).get(str(number), ""),
+        known is not None,
     )
 
 

@@ -148,6 +148,10 @@ def test_a_trial_about_which_nothing_was_decided_says_so() -> None:
 
 def test_the_last_decisions_come_newest_first_and_no_more_than_asked() -> None:
     decide("start", "stop", "resize")
+    assert "What digits-1/3 does now is not known here: no controller" in explanation(
+        connection(), TRIAL, 2
+    )
+    standing(id="digits-1/4")
     text = explanation(connection(), TRIAL, 2)
     assert "is not in the pool now" in text
     assert "(of 3)" in text
@@ -164,7 +168,10 @@ def test_decisions_come_from_mlflow_where_this_machine_has_none() -> None:
 
 
 def test_an_unknown_trial_is_said_to_be_unknown() -> None:
-    with pytest.raises(HermesError, match="nothing is known of trial 'digits-1/3'"):
+    with pytest.raises(HermesError, match="nothing is known of trial 'digits-1/3', as no contr"):
+        explanation(connection(), TRIAL, 5)
+    standing(id="digits-1/4")
+    with pytest.raises(HermesError, match="nothing is known of trial 'digits-1/3': "):
         explanation(connection(), TRIAL, 5)
 
 
