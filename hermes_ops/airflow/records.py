@@ -84,7 +84,8 @@ class SweepRecord(StoredRecord):
 
     `touched` are ended trials whose tasks were cleared so that Airflow adds those that are missing.
     `templated` are the script's variables that each trial renders out of Airflow's connections.
-    `clears` is how often tasks of its DAG run had been cleared when it was planned.
+    `clears` is how often tasks of its DAG run had been cleared when it was planned. `due_s` is when
+    that run was due, 0 where it is not known.
     """
 
     config: dict[str, Any]
@@ -98,6 +99,7 @@ class SweepRecord(StoredRecord):
     nightly: bool = False
     templated: tuple[str, ...] = ()
     clears: int = 0
+    due_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_ops.cli.connection import Home
-from hermes_ops.core.amounts import counted
+from hermes_ops.core.amounts import counted, utc_text
 from hermes_ops.errors import HermesError, StackError
 from hermes_ops.trial.disk_space import as_text, disks_of
 
@@ -82,7 +82,7 @@ def restore(
         replace=replace,
     )
     done = restores.restore(absolute(folder), target, typer.echo)
-    created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(done.manifest.created_s))
+    created = utc_text(done.manifest.created_s)
     typer.echo(f"Restored to {place}: {done.manifest.host}:{done.manifest.home} as of {created}.")
     if done.before is not None:
         typer.echo(f"What was there before is in {done.before}.")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from hermes_ops.airflow.clock_steps import is_due
+from hermes_ops.core.amounts import utc_text
 from hermes_ops.errors import HermesError, Unavailable, error_text
 
 log = logging.getLogger(__name__)
@@ -82,8 +83,7 @@ class Fault:
 
     def __str__(self) -> str:
         times = "once" if self.tries == 1 else f"{self.tries} times"
-        since = time.strftime("%H:%M:%S", time.localtime(self.since_s))
-        return f"{self.step}: failed {times} since {since}: {self.reason}"
+        return f"{self.step}: failed {times} since {utc_text(self.since_s)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,7 @@ class PlanOperator(BaseOperator):
             nightly=self.nights is not None and not is_backfill(context.get("dag_run")),
             templated=self._templated(context, before),
             clears=_clears(context),
+            due_s=_due_s(context),
         )
         if before is not None:
             self._continue(before, context, tracker, ref, deadline)
@@ -340,6 +341,12 @@ def _push_addresses(ti: Any, ref: SweepRef) -> None:  # noqa: ANN401 - Airflow's
 def _clears(context: Mapping[str, Any]) -> int:
     """Return how often the DAG run has been cleared; retries of a task do not count."""
     return int(getattr(context.get("dag_run"), "clear_number", None) or 0)
+
+
+def _due_s(context: Mapping[str, Any]) -> float:
+    """Return when the DAG run was due, in Unix seconds; 0 where Airflow does not say."""
+    due = getattr(context.get("dag_run"), "run_after", None)
+    return 0.0 if due is None else float(due.timestamp())
 
 
 def _began_s(context: Mapping[str, Any], planned_s: float) -> float:

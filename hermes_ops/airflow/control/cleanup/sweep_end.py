@@ -190,21 +190,34 @@ def _spent(reason: str, now_s: float) -> CloseRecord:
 def overlapped_sweeps(sweeps: Collection[SweepState]) -> tuple[SweepState, ...]:
     """Return the open nightly sweeps that a newer run of their schedule replaces.
 
-    An older one that a person has resumed since the newer one began is left to run beside it.
+    The run that was due last is the newest, in whatever order they were planned. An older one that
+    a person has resumed since the newest one was planned is left to run beside it.
     """
-    newest: dict[str, float] = {}
+    newest: dict[str, SweepSpec] = {}
     for sweep in sweeps:
         if sweep.spec.record.nightly:
-            dag, planned_s = sweep.spec.run.dag_id, sweep.spec.record.planned_s
-            newest[dag] = max(planned_s, newest.get(dag, planned_s))
+            dag = sweep.spec.run.dag_id
+            newest[dag] = max(sweep.spec, newest.get(dag, sweep.spec), key=_due_and_planned_s)
     return tuple(
         sweep
         for sweep in sweeps
         if sweep.spec.record.nightly
         and sweep.close is None
         and sweep.spec.config.nightly.overlap is Overlap.REPLACE
-        and sweep.spec.facts.submitted_s < newest[sweep.spec.run.dag_id]
+        and _is_replaced(sweep.spec, newest[sweep.spec.run.dag_id])
     )
+
+
+def _due_and_planned_s(sweep: SweepSpec) -> tuple[float, float]:
+    """Return when the run of a nightly sweep was due, and when it was planned."""
+    return sweep.record.due_s or sweep.record.planned_s, sweep.record.planned_s
+
+
+def _is_replaced(sweep: SweepSpec, newest: SweepSpec) -> bool:
+    """Return whether a nightly sweep is older than that one, and not resumed since."""
+    planned_s, started_s = sweep.record.planned_s, sweep.run.started_s
+    is_resumed = started_s > planned_s and started_s >= newest.record.planned_s
+    return _due_and_planned_s(sweep) < _due_and_planned_s(newest) and not is_resumed
 
 
 def replaced_by_newer(now_s: float) -> CloseRecord:

@@ -494,6 +494,7 @@ def test_a_start_is_tried_a_bounded_number_of_times_with_growing_pauses() -> Non
     assert tried[:MOST_TRIES] == [0.0, 1.0, 3.0, 7.0, 15.0]
     (fault,) = barrier.faults
     assert (fault.since_s, fault.is_service) == (0.0, False)
+    assert "since 1970-01-01 00:00:00 UTC: " in str(fault)
     assert barrier.is_hopeless(fault)
     barrier.attempt(Subject(BAD, 4), "write its lease", lambda: None)
     assert barrier.faults == (fault,)

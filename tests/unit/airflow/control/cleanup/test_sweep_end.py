@@ -55,6 +55,13 @@ def test_a_newer_night_ends_the_older_ones_of_its_own_schedule() -> None:
     assert [b.spec.run.run_id for b in overlapped_sweeps(sweeps)] == ["a", "c"]
 
 
+def test_a_night_that_was_due_before_another_one_does_not_replace_it_as_it_is_planned_later() -> (
+    None
+):
+    late, newer = night("a", 9.0, due_s=1.0), night("b", 3.0, due_s=2.0)
+    assert [b.spec.run.run_id for b in overlapped_sweeps([late, newer])] == ["a"]
+
+
 def test_an_older_night_that_was_resumed_runs_until_a_night_that_begins_after_that() -> None:
     resumed, tonight = night("a", 1.0, resumed_s=2.5), night("b", 2.0)
     assert overlapped_sweeps([resumed, tonight]) == ()
