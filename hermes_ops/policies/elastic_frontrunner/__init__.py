@@ -26,7 +26,7 @@ from hermes_ops.policies.elastic_frontrunner.finish_guard import FinishGuard, Pa
 from hermes_ops.policies.elastic_frontrunner.kinds import Kind, Knowledge, Progress, learn_kinds
 from hermes_ops.policies.elastic_frontrunner.sized_sweeps import SizedSweeps
 from hermes_ops.policies.frontrunner.deadline import next_deadline_s
-from hermes_ops.policies.toolbox.job_speeds import KindKey, kind_key
+from hermes_ops.policies.toolbox.job_speeds import KindKey, kept_kinds, kind_key
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 
 
@@ -91,7 +91,7 @@ class ElasticFrontrunner:
             for job, progress in memory.progress
         }
         done = {job: progress.until(now_s) for job, progress in before.items()}
-        kinds = learn_kinds(snapshot, dict(memory.kinds), done)
+        kinds = learn_kinds(snapshot, kept_kinds(dict(memory.kinds), snapshot), done)
         guard = self._guard(snapshot, memory)
         narrowed: SizingProblem | None = SizingProblem.from_snapshot(snapshot)
         while narrowed is not None:  # jobs that cannot be placed get smaller sizes

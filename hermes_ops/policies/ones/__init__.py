@@ -27,7 +27,12 @@ from hermes_ops.policies.ones.history import (
 )
 from hermes_ops.policies.ones.schedules import Schedule, ScheduleSearch, SearchedJob
 from hermes_ops.policies.toolbox.ended_jobs import newly_ended
-from hermes_ops.policies.toolbox.job_speeds import KindKey, MeasuredSpeeds, kind_key
+from hermes_ops.policies.toolbox.job_speeds import (
+    KindKey,
+    MeasuredSpeeds,
+    kept_kinds,
+    kind_key,
+)
 from hermes_ops.policies.toolbox.parameter_checks import positive, whole
 from hermes_ops.policies.toolbox.sized_grants import Batches, Sizes, SizingProblem
 
@@ -224,7 +229,7 @@ def _learnt(
 ) -> tuple[dict[KindKey, tuple[float, ...]], tuple[JobId, ...]]:
     """Return the epochs of ended jobs by kind, and the ended jobs that are counted."""
     ended, counted = newly_ended(snapshot, memory.counted)
-    lengths = dict(memory.lengths)
+    lengths = kept_kinds(dict(memory.lengths), snapshot)
     for job in ended:
         epochs = reader.epochs(job, reader.samples(job))
         if epochs > 0:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from hermes_ops.core.curves import columns
 from hermes_ops.core.model import Job, Snapshot
@@ -15,6 +15,7 @@ from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.speed_model import AllReduceSpeed
 from hermes_ops.policies.toolbox.curve_fit import MIN_POINTS, fit
 
+T = TypeVar("T")
 KindKey = tuple[str, str]
 FALL = 0.05  # of the loss over WINDOW points: a smaller fall is convergence
 WINDOW = 10
@@ -90,6 +91,15 @@ class MeasuredSpeeds:
 def kind_key(job: Job) -> KindKey:
     """Return what jobs of equal speed share: the model, or the sweep without one."""
     return (job.model_name, "") if job.model_name is not None else ("", job.sweep)
+
+
+def kept_kinds(known: Mapping[KindKey, T], snapshot: Snapshot) -> dict[KindKey, T]:
+    """Return what is known of models, and of the sweeps that have a job in the snapshot.
+
+    No later job is of a sweep that has ended.
+    """
+    sweeps = {job.sweep for job in snapshot.jobs}
+    return {kind: value for kind, value in known.items() if kind[0] or kind[1] in sweeps}
 
 
 def packed(snapshot: Snapshot, gpus: int) -> tuple[int, ...]:

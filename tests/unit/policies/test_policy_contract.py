@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, SweepId
+from hermes_ops.core.sizes import StepTime
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import (
     GIVEN,
@@ -19,6 +23,7 @@ from hermes_ops.policies import (
     needs_shares,
 )
 from hermes_ops.testing import PolicyContract
+from hermes_ops.testing.worlds import Fortune, built
 
 pytestmark = pytest.mark.law
 
@@ -75,3 +80,44 @@ def test_the_documentation_says_where_a_policy_runs_and_what_it_takes(name: str)
     assert where == next((f"simulation: {need}" for need in needs if needs[need]), "live")
     assert parameters == set(signature(POLICIES[name]).parameters) - set(GIVEN)
     assert (where == "live") == (name in live_policies())
+
+
+REMEMBERED = {"qssf": {"remembered": 8}}  # where a parameter bounds what ended jobs leave
+
+
+def remembers(name: str) -> bool:
+    """Whether the policy has a memory."""
+    return built(name, "bare").initial() is not None
+
+
+def night(number: int, ended: bool) -> list[Job]:
+    """A sweep of two trials: the first one runs and the other is new, or both have ended."""
+    begun_s, points = 1e6 + 100.0 * number, tuple(Point(k, 1 / k, k * 10.0) for k in (1, 2, 3))
+    jobs = []
+    for trial in (0, 1):
+        phase = Phase.ENDED if ended else (Phase.RUNNING, Phase.PENDING)[trial]
+        job = Job(
+            JobId(f"night-{number:05d}/{trial}"), SweepId(f"night-{number:05d}"), begun_s, phase,
+            max_gpus=2, total_steps=4, waiting_since_s=begun_s,
+        )  # fmt: skip
+        if phase is not Phase.PENDING:
+            job = replace(
+                job, total_steps=3 if ended else 4, curve=points, configuration=(("rate", 0.1),),
+                service_gpu_s=30.0, step_times=(StepTime(1, 10.0),), waiting_since_s=None,
+            )  # fmt: skip
+        if phase is Phase.RUNNING:
+            job = replace(job, gpus_held=(number % 2,), started_s=begun_s, service_at_s=begun_s)
+        jobs.append(job)
+    return jobs
+
+
+@pytest.mark.parametrize("name", [name for name in BUILTIN if remembers(name)])
+def test_no_memory_grows_with_the_sweeps_that_have_ended(name: str) -> None:
+    policy = make_policy(name, REMEMBERED.get(name, {}), {"oracle": Fortune()})
+    memory, gpus, bytes_by_night = policy.initial(), tuple(map(Gpu, range(4))), {}
+    for number in range(1, 2_001):
+        jobs = (*night(number, ended=False), *night(number - 1, ended=True))
+        _, memory = policy.decide(Snapshot(1e6 + 100.0 * number, gpus, jobs), memory)
+        if number in (1_000, 2_000):
+            bytes_by_night[number] = len(pickle.dumps(memory))
+    assert bytes_by_night[2_000] <= bytes_by_night[1_000] + 100
