@@ -304,7 +304,7 @@ class AirflowCluster:
     def _end_unreadable(self, now_s: float) -> None:
         """End the sweeps of this pool whose record cannot be read."""
         writer, tracker = self.applier.client, self.applier.tracker
-        for run, reason in self._running.hopeless(now_s):
+        for run, reason in self._running.hopeless():
             end = CloseRecord(reason, "cancelled", now_s)
             trials = partial(self.metadata.trials, run)
             self.faults.attempt(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from hermes_ops.airflow.clock_steps import is_due
@@ -67,6 +68,7 @@ class Fault:
     """A step that fails: why, since when, how often. It is not tried again before `again_s`.
 
     `is_service` is True while a service did not answer, which is not the subject's own fault.
+    `begun_s` is `since_s` by the uptime, which no step of the clock changes.
     """
 
     subject: Subject
@@ -76,6 +78,7 @@ class Fault:
     tries: int
     again_s: float
     is_service: bool
+    begun_s: float = 0.0
 
     def is_due(self, now_s: float) -> bool:
         """Return whether it may be tried again."""
@@ -98,8 +101,9 @@ class FaultBarrier:
     """Makes the calls of a round, and remembers which of them fail; safe in threads."""
 
     clock: Callable[[], float] = time.time
+    uptime: Callable[[], float] = time.monotonic
     _faults: dict[tuple[Subject, str], Fault] = field(default_factory=dict)
-    _succeeded_s: dict[str, float] = field(default_factory=dict)  # by step
+    _succeeded_s: dict[str, float] = field(default_factory=dict)  # by step; the uptime
     _away: dict[str, Unavailable] = field(default_factory=dict)  # by sweep, in this round
     _answered: bool = False  # a service, in this round
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -172,8 +176,9 @@ class FaultBarrier:
             before = self._faults.get(key)
             tries = 1 if before is None else before.tries + 1
             pause_s = _pause_s(tries, is_service)
-            since_s = now_s if before is None else before.since_s
-            fault = Fault(subject, step, reason, since_s, tries, now_s + pause_s, is_service)
+            again_s = now_s + pause_s
+            first = (now_s, self.uptime()) if before is None else (before.since_s, before.begun_s)
+            fault = Fault(subject, step, reason, first[0], tries, again_s, is_service, first[1])
             self._faults[key] = fault
         if before is None or before.reason != reason:
             trace = None if isinstance(error, HermesError) else error
@@ -182,7 +187,7 @@ class FaultBarrier:
     def clear(self, subject: Subject, step: str) -> None:
         """Record that a step succeeded."""
         with self._lock:
-            self._succeeded_s[step] = self.clock()
+            self._succeeded_s[step] = self.uptime()
             self._faults.pop((subject, step), None)
 
     def forget(self, subject: Subject) -> None:
@@ -219,9 +224,12 @@ class FaultBarrier:
         """Return whether a trial's start has been tried often enough."""
         if not fault.is_service:
             return fault.tries >= MOST_TRIES
-        others_s = self._succeeded_s.get(fault.step, 0.0)
-        lasted_s = self.clock() - fault.since_s
-        return lasted_s >= SERVICE_PATIENCE_S and others_s > fault.since_s
+        others_s = self._succeeded_s.get(fault.step, -inf)
+        return self.lasted_s(fault) >= SERVICE_PATIENCE_S and others_s > fault.begun_s
+
+    def lasted_s(self, fault: Fault) -> float:
+        """Return the seconds since the step first failed, however the clock was set meanwhile."""
+        return self.uptime() - fault.begun_s
 
     def _is_due(self, subject: Subject, step: str) -> bool:
         with self._lock:

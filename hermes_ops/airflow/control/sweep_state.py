@@ -488,13 +488,13 @@ class RunningSweeps:
         runs = self.unreadable.items()
         return {s: run for s, run in runs if s not in self.specs and _pool_of(run) == self.pool}
 
-    def hopeless(self, now_s: float) -> Iterator[tuple[RunRow, str]]:
+    def hopeless(self) -> Iterator[tuple[RunRow, str]]:
         """Yield the unreadable sweeps of this pool that are to end, and why."""
         for fault in self.faults.faults:
             run = self.unreadable.get(fault.subject.sweep)
-            if run is None or fault.step != READ_RECORD or now_s - fault.since_s < UNREADABLE_S:
+            if run is None or fault.step != READ_RECORD or _pool_of(run) != self.pool:
                 continue
-            if _pool_of(run) == self.pool:
+            if self.faults.lasted_s(fault) >= UNREADABLE_S:
                 yield run, f"its record cannot be read: {fault.reason}"
 
 

@@ -11,9 +11,9 @@ import pytest
 from hermes_ops.airflow.control.cleanup import janitor, state_retention
 from hermes_ops.airflow.control.cleanup.janitor import Janitor
 from hermes_ops.airflow.control.cleanup.state_retention import StateRetention
-from hermes_ops.airflow.control.faults import FaultBarrier, Subject
+from hermes_ops.airflow.control.faults import SERVICE_PATIENCE_S, FaultBarrier, Subject
 from hermes_ops.core.model import Plan, Snapshot
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, Unavailable
 from tests.unit.airflow.control.controllers import Database, controller_of
 
 DAY_S = 86_400.0
@@ -69,6 +69,30 @@ def test_a_step_that_failed_is_tried_again_though_the_clock_was_set_back() -> No
     now_s -= DAY_S
     assert fault.is_due(now_s)
     assert barrier.attempt(subject, "try it", list) is not None
+
+
+@pytest.mark.parametrize("step_s", [DAY_S, -DAY_S])
+def test_a_step_of_the_clock_neither_shortens_nor_lengthens_the_patience_with_a_service(
+    step_s: float,
+) -> None:
+    now_s, uptime_s, step = NOW_S, 50.0, "write its lease"
+    barrier = FaultBarrier(lambda: now_s, lambda: uptime_s)
+
+    def away() -> None:
+        raise Unavailable("Airflow did not answer")
+
+    def is_hopeless() -> bool:
+        barrier.begin_round()
+        barrier.attempt(Subject("digits-1", 3), step, away)
+        barrier.attempt(Subject("digits-1", 4), step, barrier.answered)
+        barrier.attempt(Subject("digits-2", 0), step, barrier.answered)
+        return any(map(barrier.is_hopeless, barrier.faults))
+
+    assert not is_hopeless()
+    now_s, uptime_s = now_s + step_s, uptime_s + 10.0
+    assert not is_hopeless()
+    now_s, uptime_s = now_s + SERVICE_PATIENCE_S, uptime_s + SERVICE_PATIENCE_S
+    assert is_hopeless()
 
 
 @pytest.mark.parametrize("back_s", [0.0, DAY_S])

@@ -299,7 +299,7 @@ class World:
         log = self.watch(DecisionLog(tracker), "decisions")
         curves = self.watch(CurveFeed(tracker), "curves")
         applier = Applier(client, metadata, tracker, log, "in-turn", {})
-        applier.faults.clock = lambda: self.now_s
+        applier.faults.clock = applier.faults.uptime = lambda: self.now_s
         cluster = AirflowCluster("gpus", metadata, curves, applier, log, clock=lambda: self.now_s)
         thread_of_its_own: Any = SimpleNamespace(run_if_due=lambda *_: None)
         cluster._plan_value_retention = thread_of_its_own
@@ -526,7 +526,7 @@ def test_a_service_that_answers_nobody_skips_the_round_and_is_no_trials_fault() 
 
 def test_a_service_that_answers_all_but_one_trial_holds_up_no_round_and_ends_that_trial() -> None:
     now = [0.0]
-    barrier = FaultBarrier(lambda: now[0])
+    barrier = FaultBarrier(uptime=lambda: now[0])
 
     def round_at(second: float) -> tuple[Fault, ...]:
         now[0] = second
