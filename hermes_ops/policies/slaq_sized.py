@@ -18,6 +18,9 @@ from hermes_ops.policies.toolbox.batch_speeds import IDEAL, KnownSteps, LinearSt
 from hermes_ops.policies.toolbox.parameter_checks import positive_or_none
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 
+RESTART_SLICES = 8
+"""A restart counts as if it were made once in this many slices, or in as many times its seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlaqSized:
@@ -27,11 +30,12 @@ class SlaqSized:
     Then the job with the greatest further drop a GPU grows, until no GPU is left or none gains. A
     job may grow to at most twice its size in one step: a size that is slower than a smaller one
     does not hide a larger one that is faster. A running job keeps its size until it has run for a
-    slice and reported a step.
+    slice and reported a step; from then on another size loses a part of its drop to the restart
+    (`RESTART_SLICES`).
 
     Source: Zhang et al., "SLAQ", SoCC 2017, section 4. The drop is that of `slaq`; the steps of a
     slice on g GPUs come from a fit to the measured step times, else grow with the GPUs (ours). A
-    job with fewer than two points keeps its least size.
+    job with fewer than two points keeps its least size. The paper counts no restarts.
     """
 
     slice_s: float | None = None
@@ -51,14 +55,12 @@ class SlaqSized:
         problem = SizingProblem.from_snapshot(snapshot)
         slice_s = self.slice_s or usual_step_s(snapshot.jobs)
         known = KnownSteps(snapshot.jobs)
-        drops = _drops(problem.jobs, known, slice_s, problem.gpus)
+        drops = _drops(problem, known, slice_s)
         held = (job for job in problem.jobs if job.id in snapshot.held)
         kept = {job.id for job in held if is_within_slice(job, snapshot.time_s, slice_s)}
 
         def solve(subproblem: SizingProblem) -> dict[JobId, int]:
-            return _greedy(
-                subproblem, _drops(subproblem.jobs, known, slice_s, subproblem.gpus), kept
-            )
+            return _greedy(subproblem, _drops(subproblem, known, slice_s), kept)
 
         grants = problem.grants(problem.solve_sizes(solve))
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
@@ -89,22 +91,33 @@ class Drops:
         return best, to
 
 
-def _drops(jobs: Sequence[Job], known: KnownSteps, slice_s: float, gpus: int) -> dict[JobId, Drops]:
-    seen = [job for job in jobs if len(job.curve) >= 2]
+def _drops(problem: SizingProblem, known: KnownSteps, slice_s: float) -> dict[JobId, Drops]:
+    seen = [job for job in problem.jobs if len(job.curve) >= 2]
     predictions = dict(
         zip((j.id for j in seen), PREDICTIONS.get(job.curve for job in seen), strict=True)
     )
     drops = {}
-    for job in jobs:
-        sizes, prediction = tuple(job.sizes_up_to(gpus)), predictions.get(job.id)
+    for job in problem.jobs:
+        sizes, prediction = tuple(job.sizes_up_to(problem.gpus)), predictions.get(job.id)
         values = (inf,) * len(sizes)
         if prediction is not None:
+            slices_s = _slices_s(job, known.model(job), prediction, slice_s, sizes)
+            kept, left = problem.held(job), _left_by_restart(job, slice_s)
             values = tuple(
-                job.weight * prediction.drop(seconds, job.total_steps)
-                for seconds in _slices_s(job, known.model(job), prediction, slice_s, sizes)
+                job.weight
+                * prediction.drop(seconds, job.total_steps)
+                * (1.0 if kept in (0, size) else left)
+                for size, seconds in zip(sizes, slices_s, strict=True)
             )
         drops[job.id] = Drops(sizes, values)
     return drops
+
+
+def _left_by_restart(job: Job, slice_s: float) -> float:
+    """Return the part of a drop that is left where a running job changes its size."""
+    switch_s = job.switch_s or 0.0
+    until_next_s = RESTART_SLICES * max(slice_s, switch_s)
+    return until_next_s / (until_next_s + switch_s)
 
 
 def _slices_s(

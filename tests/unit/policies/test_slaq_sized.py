@@ -58,6 +58,18 @@ def test_a_running_trial_keeps_its_size_within_its_slice() -> None:
     assert sizes(4, ahead) == {"a/0": 4}
 
 
+@pytest.mark.parametrize(("startup_s", "size"), [(0.0, 4), (10.0, 3)])
+def test_a_trial_is_not_restarted_for_less_than_the_restart_takes(
+    startup_s: float, size: int
+) -> None:
+    slowly = tuple(StepTime(gpus, 1.0 + 1.0 / gpus) for gpus in (1, 2, 3, 4))  # 7 % less on 4
+    held = replace(
+        trial(0, STEEP, times=slowly), phase=Phase.RUNNING, gpus_held=(0, 1, 2), started_s=80.0,
+        waiting_since_s=None, startup_s=startup_s,
+    )  # fmt: skip
+    assert sizes(4, held) == {"a/0": size}
+
+
 def test_a_dip_does_not_hide_a_faster_size_of_twice_the_gpus() -> None:
     drops = Drops((4, 5, 8), (1.0, 0.9, 1.8))
     gain, larger = drops.next(0, 4)
