@@ -17,6 +17,7 @@ from hermes_ops.airflow.records import (
     CorrectedStart,
     Lease,
     Notice,
+    RecordedUse,
     SegmentRecord,
     StopFlag,
     decode,
@@ -37,7 +38,7 @@ from hermes_ops.trial.locks import BusyError, lock_file
 # same machine or volume reads them before Airflow's store has answered. The triggerer, which may
 # hold the trial's pod, cannot reach that store at all. A lease from here prestarts a process, no
 # more: the script begins once Airflow's record says the same.
-R = TypeVar("R", Lease, StopFlag, Notice, CorrectedStart)
+R = TypeVar("R", Lease, StopFlag, Notice, CorrectedStart, RecordedUse)
 
 
 def home() -> Path:
@@ -141,6 +142,11 @@ class TrialFolder:
         return self.path.with_name(f"{self.path.name}.start.json")
 
     @property
+    def use(self) -> Path:
+        """The use of GPUs on record of a trial in pods, next to the folder: no pod sees it."""
+        return self.path.with_name(f"{self.path.name}.use.json")
+
+    @property
     def batches(self) -> Path:
         """The samples of a step by lease, next to the folder: one line for each lease."""
         return self.path.with_name(f"{self.path.name}.batches.jsonl")
@@ -172,7 +178,9 @@ class TrialFolder:
             return False
         except PermissionError:
             self._remove_records()
+            self.use.unlink(missing_ok=True)
             return True
+        self.use.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(lock)
         return True
@@ -282,9 +290,9 @@ class StatusFile:
 class Accounts:
     """Sums over a trial's segments: (start, end) Unix seconds of training, GPU-seconds, counts.
 
-    Its training starts when the start-up and the restore that a segment has measured are over.
-    `sizes` are the GPUs that it held in each of the spans, `batches` the samples of a step, empty
-    if none are known.
+    Its training starts when the start-up and the restore that a segment has measured are over;
+    `held` are the spans with them. `sizes` are the GPUs that it held in each of the spans,
+    `batches` the samples of a step, empty if none are known.
     """
 
     spans: tuple[tuple[float, float], ...]
@@ -293,6 +301,7 @@ class Accounts:
     segments: int
     preemptions: int
     batches: tuple[int | None, ...] = ()
+    held: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def from_segments(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
@@ -309,7 +318,7 @@ class Accounts:
         preemptions = sum(s.get("outcome") in ("preempted", "interrupted") for s in ended)
         batches = tuple(s.get("batch") for s in ended)
         known = batches if any(batch is not None for batch in batches) else ()
-        return cls(spans, sizes, service, len(segments), preemptions, known)
+        return cls(spans, sizes, service, len(segments), preemptions, known, tuple(held))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -398,6 +407,35 @@ def read_start(folder: TrialFolder, epoch: int) -> CorrectedStart | None:
     return start if start is not None and start.epoch == epoch else None
 
 
+def write_use(folder: TrialFolder, record: SegmentRecord) -> None:
+    """Try to write the use of GPUs that is on record of a trial whose pods can write its folder."""
+    use = RecordedUse(record.epoch, record.held_spans, record.sizes)
+    with contextlib.suppress(OSError):
+        _write_record(folder.use, use, mode=0o644)
+
+
+def counted_segments(folder: TrialFolder) -> tuple[Mapping[str, Any], ...]:
+    """Return the trial's segments; where its script has changed ended ones, those on record.
+
+    Which GPUs those held is known only as far as the changed ones say it.
+    """
+    segments, use = folder.segments(), _read_record(RecordedUse, folder.use)
+    if use is None:
+        return segments
+    ended = tuple(s for s in segments if s.get("end_s") is not None)
+    told = Accounts.from_segments(ended[: len(use.held)])
+    if (told.held, told.sizes) == (use.held, use.sizes):
+        return segments
+    counted: list[Mapping[str, Any]] = []
+    for number, ((start_s, end_s), size) in enumerate(zip(use.held, use.sizes, strict=False)):
+        found = segments[number] if number < len(segments) else {}
+        gpus = found.get("gpus") or ()
+        is_known = len(gpus) == size
+        held = {"start_s": start_s, "end_s": end_s, "gpus": gpus if is_known else range(size)}
+        counted.append({"epoch": number, **found, **held})
+    return (*counted, *(s for s in segments if (s.get("epoch") or 0) > use.epoch))
+
+
 def with_start(record: SegmentRecord, start: CorrectedStart | None) -> SegmentRecord:
     """Return the record with its segment's start by the clock as it is set now.
 
@@ -422,7 +460,7 @@ def with_began(record: SegmentRecord, seen_s: float | None) -> SegmentRecord:
 
 
 def _write_record(
-    path: Path, record: Lease | StopFlag | Notice | CorrectedStart, *, mode: int
+    path: Path, record: Lease | StopFlag | Notice | CorrectedStart | RecordedUse, *, mode: int
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(encode(record)).encode(), mode=mode)

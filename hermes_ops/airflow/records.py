@@ -227,14 +227,24 @@ class CorrectedStart(StoredRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedUse(StoredRecord):
+    """`held_spans` and `sizes` of a trial's record, up to its segment of lease `epoch`."""
+
+    epoch: int
+    held: tuple[tuple[float, float], ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentRecord(StoredRecord):
     """The newest segment of a trial, and totals over all of its segments.
 
     `running` is False once the segment has ended. `spans` are (start, end) of the training in all
-    ended segments, in Unix seconds; `sizes` are the GPUs that it held in each, and `batches` the
-    samples of a step (empty: not known); `batch` is that of the newest segment. `final` is the
-    final state of the trial, None before its end. `task` is the id of the task instance with which
-    the controller ended the trial.
+    ended segments, in Unix seconds; `held` are those of the time for which they held their GPUs,
+    their start-up included (empty: not known, in a record of an earlier version). `sizes` are the
+    GPUs that it held in each, and `batches` the samples of a step (empty: not known); `batch` is
+    that of the newest segment. `final` is the final state of the trial, None before its end. `task`
+    is the id of the task instance with which the controller ended the trial.
     `reason` is why the newest segment failed or was interrupted, or why the trial ended; `cause` is
     one of `hermes_ops.trial.failure.Cause` of a failure. `first_failure` is the reason of the
     trial's first failure and its last lines, kept while it is tried again. `host` is where its task
@@ -246,7 +256,7 @@ class SegmentRecord(StoredRecord):
     that: a pod may wait long for a node or its image, and uses no GPU then.
     `resizing` is True while its task holds its slots after the segment's end, for the next lease.
     `earlier_spans`, `earlier_sizes` and `earlier_gpu_s` are its use before it restarted from
-    scratch. Only the limits of sweeps, users and teams count them.
+    scratch, the spans those of held GPUs. Only the limits of sweeps, users and teams count them.
     """
 
     epoch: int
@@ -264,6 +274,7 @@ class SegmentRecord(StoredRecord):
     tensor_skew: float | None = None
     spans: tuple[tuple[float, float], ...] = ()
     sizes: tuple[int, ...] = ()
+    held: tuple[tuple[float, float], ...] = ()
     batches: tuple[int | None, ...] = ()
     batch: int | None = None
     service_gpu_s: float = 0.0
@@ -293,6 +304,11 @@ class SegmentRecord(StoredRecord):
     def began_s(self) -> float | None:
         """Return when the trial's own program began in the newest segment; None before."""
         return None if self.waited_s is None else self.started_s + self.waited_s
+
+    @property
+    def held_spans(self) -> tuple[tuple[float, float], ...]:
+        """Return (start, end) of the time for which each ended segment held its GPUs."""
+        return self.held if len(self.held) == len(self.spans) else self.spans
 
     @property
     def trains_since_s(self) -> float:

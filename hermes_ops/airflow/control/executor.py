@@ -50,7 +50,13 @@ from hermes_ops.airflow.control.reconcile import (
 )
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.folders import TrialFolder, read_start, write_lease, write_stop_flag
+from hermes_ops.airflow.folders import (
+    TrialFolder,
+    read_start,
+    write_lease,
+    write_stop_flag,
+    write_use,
+)
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metadata_rows import TaskRank
 from hermes_ops.airflow.records import (
@@ -224,6 +230,7 @@ class Executor:
         if (segment := closed_segment(trial, sweep.folder(trial))) is None:
             return trial
         self._put(sweep, trial, SEGMENT_KEY, encode(segment))
+        write_use(sweep.folder(trial), segment)
         return replace(trial, segment=segment, left="")
 
     def record_end(self, sweep: SweepState, command: RecordEnd, now_s: float) -> TrialRecords:

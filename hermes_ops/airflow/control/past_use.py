@@ -61,7 +61,7 @@ def past_use(metadata: Metadata, pool: str, quota: PoolQuota, now_s: float) -> P
 def _spans(
     metadata: Metadata, run: RunRow, pool: str, now_s: float
 ) -> Iterator[tuple[str, float, float, int]]:
-    """Yield owner, start, end and GPUs of each stretch of training of a sweep in the pool."""
+    """Yield owner, start, end and GPUs of each time for which trials of the sweep held GPUs."""
     record = decode(SweepRecord, run.sweep)
     if record is None or record.config.get("pool", "gpus") != pool:
         return
@@ -71,9 +71,8 @@ def _spans(
         if segment is None:
             continue
         earlier = zip(segment.earlier_spans, segment.earlier_sizes, strict=False)
-        for (start_s, end_s), gpus in chain(
-            earlier, zip(segment.spans, segment.sizes, strict=False)
-        ):
+        own = zip(segment.held_spans, segment.sizes, strict=False)
+        for (start_s, end_s), gpus in chain(earlier, own):
             yield user, start_s, end_s, gpus
-        if segment.running:
-            yield user, segment.trains_since_s, now_s, len(segment.gpus)
+        if segment.running and segment.began_s is not None:  # a pod that waits holds none
+            yield user, segment.began_s, now_s, len(segment.gpus)

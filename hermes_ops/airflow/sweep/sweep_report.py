@@ -14,7 +14,7 @@ from typing import Any
 from hermes_ops import report
 from hermes_ops.airflow.control.cleanup.janitor import RESUMABLE, free_ended
 from hermes_ops.airflow.control.decisions import DecisionLog
-from hermes_ops.airflow.folders import Accounts, TrialFolder, sweep_folder
+from hermes_ops.airflow.folders import Accounts, TrialFolder, counted_segments, sweep_folder
 from hermes_ops.airflow.records import CLOSED_TAG, FAILED_TAG, FAILURES_TAG, SegmentRecord
 from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run, save_segments
 from hermes_ops.config import RunIn, SweepConfig
@@ -101,7 +101,7 @@ def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:
             log.warning("The params of trial %s are not written: %s", run.number, error)
     if run.state in RUN_STATUS:
         return
-    accounts = Accounts.from_segments(folder.segments())
+    accounts = Accounts.from_segments(counted_segments(folder))
     record = SegmentRecord(
         epoch=0,
         running=False,

@@ -10,7 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hermes_ops.airflow.folders import Accounts, TrialFolder, metrics_wake_file
+from hermes_ops.airflow.folders import (
+    Accounts,
+    TrialFolder,
+    counted_segments,
+    metrics_wake_file,
+)
 from hermes_ops.airflow.records import SegmentRecord
 from hermes_ops.core.summary import Segment as SegmentFact
 from hermes_ops.errors import HermesError
@@ -131,7 +136,7 @@ class MetricFeed:
         """Log the columns of the trial in MLflow's table, before its sweep has ended."""
         from hermes_ops.tracking.summary import best_and_final, log_so_far
 
-        segments = self.folder.segments()
+        segments = counted_segments(self.folder)
         accounts = Accounts.from_segments(segments)
         figures: dict[str, float | None] = {
             **best_and_final(self.folder.metrics, *self.objective),
@@ -175,7 +180,7 @@ def segment_facts(folder: TrialFolder) -> list[SegmentFact]:
             restore_s=s.get("restore_s"),
             batch=s.get("batch"),
         )
-        for s in folder.segments()
+        for s in counted_segments(folder)
     ]
 
 

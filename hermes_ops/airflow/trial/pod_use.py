@@ -86,4 +86,5 @@ def _joined(record: SegmentRecord, segments: Segments, new: Segments) -> Account
         every.segments,
         every.preemptions,
         batches,
+        (*record.held_spans, *added.held),
     )

@@ -22,6 +22,7 @@ from hermes_ops.airflow.folders import (
     with_began,
     with_start,
     write_start,
+    write_use,
 )
 from hermes_ops.airflow.records import (
     LEASE_KEY,
@@ -121,6 +122,7 @@ class SegmentRun:
             steps_at_start=before.step,
             spans=accounts.spans,
             sizes=accounts.sizes,
+            held=accounts.held,
             batches=accounts.batches,
             batch=lease.samples,
             service_gpu_s=accounts.service_gpu_s,
@@ -288,6 +290,8 @@ class SegmentRun:
     def _close(self, outcome: str) -> None:
         is_process = self.lease.pod is None  # it has just ended; when a pod has is not known here
         self.record = closed(self.record, self.folder, outcome, is_process, ran_s=self.ran_s)
+        if not is_process:
+            write_use(self.folder, self.record)
 
     def _write(self) -> None:
         self.store.set(SEGMENT_KEY, encode(self.record))
@@ -353,6 +357,7 @@ def closed(
         outcome=outcome,
         spans=accounts.spans,
         sizes=accounts.sizes,
+        held=accounts.held,
         batches=accounts.batches,
         service_gpu_s=accounts.service_gpu_s,
         segments=max(1, accounts.segments),

@@ -150,7 +150,7 @@ class UserClear:
             started_s=now_s,
             segments=0,
             ended_s=now_s,
-            earlier_spans=before.earlier_spans + before.spans,
+            earlier_spans=before.earlier_spans + before.held_spans,
             earlier_sizes=before.earlier_sizes + before.sizes,
             earlier_gpu_s=before.earlier_gpu_s + before.service_gpu_s,
         )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,13 @@ from hermes_ops.airflow.control.decisions import read_local
 from hermes_ops.airflow.control.reconcile import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.folders import TrialFolder, notice_text, read_lease, read_stop_flag
+from hermes_ops.airflow.folders import (
+    TrialFolder,
+    counted_segments,
+    notice_text,
+    read_lease,
+    read_stop_flag,
+)
 from hermes_ops.airflow.records import (
     FAILED_TAG,
     HELD_POOL_SLOTS,
@@ -629,3 +636,18 @@ def test_a_spent_budget_closes_the_sweep_once() -> None:
     (leaving,) = world.jobs(NOW_S)
     assert (leaving.phase, leaving.resumes) == (Phase.STOPPING, False)
     assert (leaving.gpus_held, leaving.gpus_to_leave) == ((), (0,))
+
+
+def test_the_use_of_a_pod_whose_segment_the_controller_closes_is_kept_where_no_pod_sees_it() -> (
+    None
+):
+    own = lease(pod={})
+    paused = TrialRecords(row(0), own, None, segment(), left="preempted")
+    world = sweep_with(paused)
+    folder = world.folder(paused)
+    folder.path.mkdir(parents=True)
+    told = {"epoch": 1, "gpus": [0], "start_s": 100.0, "end_s": 104.0, "outcome": "preempted"}
+    (folder.path / "segments.jsonl").write_text(json.dumps(told))
+    Journal().applier().settle(world, 200.0)
+    (folder.path / "segments.jsonl").unlink()
+    assert [(s["start_s"], s["end_s"]) for s in counted_segments(folder)] == [(100.0, 104.0)]

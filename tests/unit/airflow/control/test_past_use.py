@@ -74,6 +74,21 @@ def test_a_running_segment_counts_until_now() -> None:
     assert used((of_user("ann"), runs)) == pytest.approx({"vision": 2e-3}, rel=1e-3)
 
 
+def test_gpus_count_for_the_time_for_which_they_were_held_whatever_a_start_is_said_to_take() -> (
+    None
+):
+    span = (NOW_S - 2e-3, NOW_S - 1e-3)
+    started_up = replace(ended((NOW_S - 1e-3, NOW_S - 1e-3), sizes=(1,)), held=(span,))
+    runs = segment(started_s=NOW_S - 1e-3, gpus=(0, 1), startup_s=1e9)
+    assert used((of_user("ann"), started_up)) == pytest.approx({"vision": 1e-3}, rel=1e-3)
+    assert used((of_user("ann"), runs)) == pytest.approx({"vision": 2e-3}, rel=1e-3)
+
+
+def test_a_pod_that_waits_for_a_node_holds_no_gpu_yet() -> None:
+    waits = segment(started_s=NOW_S - 9.0, gpus=(0, 1), waited_s=None)
+    assert used((of_user("ann"), waits)) == {}
+
+
 def test_sweeps_of_another_pool_and_records_without_a_segment_do_not_count() -> None:
     span = ended((NOW_S - 9.0, NOW_S), sizes=(1,))
     assert used((of_user("ann", pool="other"), span)) == {}

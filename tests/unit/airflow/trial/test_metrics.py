@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.folders import TrialFolder, metrics_wake_file
+from hermes_ops.airflow.folders import TrialFolder, metrics_wake_file, write_use
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome, finish_run, save_segments
 from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.builders import SWEEP, lease, segment
@@ -169,6 +169,19 @@ def test_segments_are_stored_with_their_gpus_those_under_way_without_an_end() ->
     save_segments(mlflow, "run-3", folder)
     assert mlflow.said[0] == ("segments", "run-3", [(3, 1, (0, 1), 5.0), (3, 2, (1,), None)])
     assert mlflow.starts == [(1.5, None), (None, None)]
+
+
+def test_segments_that_a_script_has_shortened_are_stored_as_they_are_on_record() -> None:
+    folder = TrialFolder.from_sweep(SWEEP, 3)
+    folder.path.mkdir(parents=True)
+    write_use(folder, segment(epoch=1, spans=((4.0, 9.0),), held=((1.0, 9.0),), sizes=(2,)))
+    short = {"epoch": 1, "gpus": [0, 1], "start_s": 8.0, "end_s": 9.0, "startup_s": 0.5}
+    (folder.path / "segments.jsonl").write_text(json.dumps(short))
+    mlflow: Any = Mlflow()
+    feed_of(mlflow).pump_once(ended=True)
+    _, stored, *_, (_, _, columns) = mlflow.said
+    assert stored == ("segments", lease().run_id, [(3, 1, (0, 1), 9.0)])
+    assert columns["hermes.gpu_seconds"] == 16.0
 
 
 def test_a_run_is_closed_with_its_accounts_and_of_a_failure_its_last_lines() -> None:

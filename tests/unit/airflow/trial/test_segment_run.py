@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.folders import TrialFolder, all_ended, write_stop_flag
+from hermes_ops.airflow.folders import (
+    TrialFolder,
+    all_ended,
+    counted_segments,
+    write_stop_flag,
+)
 from hermes_ops.airflow.records import SEGMENT_KEY, STOP_KEY, SegmentRecord, decode, encode
 from hermes_ops.airflow.trial import segment_run as segment_runs
 from hermes_ops.airflow.trial.metrics import TrialOutcome
@@ -161,6 +166,51 @@ def test_a_script_that_rewrites_its_segments_does_not_make_them_shorter(
     assert all(start >= NOW_S for start, _ in found.spans[-1:])
 
 
+def test_a_pod_that_says_that_it_has_only_started_up_has_held_its_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = DictStore(
+        {SEGMENT_KEY: encode(segment(running=False, spans=((1.0, 3.0),), sizes=(2,)))}
+    )
+    segment_run = of_pod(monkeypatch, store, 2)
+    segment_run.ran_s = 100.0
+    start, end = lines(2, NOW_S, NOW_S + 100.0)
+    write(segment_run, "segments.jsonl", start, {**end, "startup_s": 1e9})
+    segment_run.pause("preempted")
+    found = stored(store)
+    assert found.spans == ((1.0, 3.0), (NOW_S + 100.0, NOW_S + 100.0))
+    assert found.held_spans == ((1.0, 3.0), (NOW_S, NOW_S + 100.0))
+
+
+@pytest.mark.parametrize(
+    ("told", "gpus"),
+    [
+        (lines(1, NOW_S + 99.0, NOW_S + 100.0), (0, 1)),
+        (lines(1, NOW_S, NOW_S + 100.0, gpus=(5,)), (0, 1)),
+        (lines(1, NOW_S + 10.0, NOW_S + 99.0, gpus=(3, 4)), (3, 4)),
+        ([], (0, 1)),
+    ],
+)
+def test_segments_that_a_script_has_changed_count_as_they_are_on_record(
+    told: list[dict[str, Any]], gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = of_pod(monkeypatch, DictStore())
+    first.ran_s = 100.0
+    write(first, "segments.jsonl", *lines(1, NOW_S, NOW_S + 100.0))
+    first.pause("preempted")
+    assert counted_segments(first.folder) == first.folder.segments()
+    newer = lines(2, NOW_S + 200.0, NOW_S + 210.0)
+    write(first, "segments.jsonl", *told, *newer)
+    found = counted_segments(first.folder)
+    assert [(s["start_s"], s["end_s"]) for s in found] == [
+        (NOW_S, NOW_S + 100.0),
+        (NOW_S + 200.0, NOW_S + 210.0),
+    ]
+    assert tuple(found[0]["gpus"]) == gpus
+    assert first.folder.empty()
+    assert counted_segments(first.folder) == ()
+
+
 def test_what_is_on_record_of_earlier_segments_outlives_their_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -263,6 +313,7 @@ def test_training_begins_after_the_start_and_the_restore_that_a_segment_has_meas
     segment_run.pause("failed", failed=True)
     found = stored(store)
     assert found.spans == ((11.5, 14.0), (21.5, 24.0), (31.0, 31.0))
+    assert found.held_spans == ((10.0, 14.0), (20.0, 24.0), (30.0, 31.0))
     assert found.service_gpu_s == 9.0
 
 
