@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +36,9 @@ from hermes_ops.errors import HermesError
 from hermes_ops.trial.checkpoint_store.store import safe_name
 from hermes_ops.trial.files import parse_object, replace_file
 from hermes_ops.trial.locks import BusyError, lock_file
+from hermes_ops.trial.outcome import SegmentOutcome
+
+log = logging.getLogger(__name__)
 
 # A lease and a stop flag lie next to the trial's folder, where its pod sees neither. A task on the
 # same machine or volume reads them before Airflow's store has answered. The triggerer, which may
@@ -56,6 +62,8 @@ def sweep_folder(run_id: str) -> Path:
     return home() / "sweeps" / safe_name(run_id)
 
 
+_ASIDE = ".before-scratch."
+"""What the names of folders begin with that are no longer the trial's, and cannot be deleted."""
 WAKE_POLL_S = 0.05
 """Seconds between two checks of a wake file."""
 
@@ -169,15 +177,16 @@ class TrialFolder:
     def empty(self) -> bool:
         """Remove the folder; return False, and remove nothing, while a process uses it.
 
-        Where its pods have another user, whose files this one cannot delete, only the records in it
-        are removed: then hermes-trial deletes the rest, under its lock.
+        Where its pods have another user, whose folders this one cannot delete, only the files in it
+        are removed, and the folders get other names: then hermes-trial deletes those under its
+        lock. That of an earlier version leaves them, and does not find them.
         """
         try:
             lock = lock_file(self.path / "lock", 0.0, "the trial's folder")
         except BusyError:
             return False
         except PermissionError:
-            self._remove_records()
+            self._set_content_aside()
             self.use.unlink(missing_ok=True)
             return True
         self.use.unlink(missing_ok=True)
@@ -185,19 +194,30 @@ class TrialFolder:
         os.close(lock)
         return True
 
-    def _remove_records(self) -> None:
-        """Remove the files in the folder that say how the trial went, not those that fence it."""
-        for path in self.path.iterdir():
-            if path.name not in ("lock", "epoch") and not stat.S_ISDIR(path.lstat().st_mode):
-                path.unlink()
+    def _set_content_aside(self) -> None:
+        """Remove the files in the folder, not those that fence it, and rename what is a folder."""
+        for path in list(self.path.iterdir()):
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                if path.name not in ("lock", "epoch"):
+                    path.unlink()
+            elif not path.name.startswith(_ASIDE):
+                path.rename(path.with_name(f"{_ASIDE}{path.name}.{time.time_ns()}"))
 
     def status(self) -> dict[str, Any]:
         """Return the running trial's status file; empty before it is written."""
         return _read(self.path / "status.json")
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the newest segment; empty when none has ended."""
-        return _read(self.path / "result.json")
+        """Return the result of the newest segment; empty when none has ended.
+
+        The script can write it too: fields of another type are left out, and a result without a
+        known outcome is none.
+        """
+        found = _read(self.path / "result.json")
+        sound = {name: value for name, value in found.items() if _is_of_result(name, value)}
+        if wrong := sorted(found.keys() - sound.keys()):
+            _warn_once(f"{self.path / 'result.json'}: left out as malformed: {', '.join(wrong)}.")
+        return sound if "outcome" in sound else {}
 
     def segments(self) -> tuple[dict[str, Any], ...]:
         """Return all segments in order: epoch, gpus, start_s, first_step, batch if it is known and,
@@ -230,6 +250,13 @@ _KINDS: Mapping[str, type | UnionType] = {
     **dict.fromkeys(("startup_s", "restore_s", "checkpoint_s", "repeat_s"), int | float | None),
 }
 """The fields of a line of segments.jsonl. The script can write that file too."""
+_RESULT_KINDS: Mapping[str, type | UnionType] = {
+    **dict.fromkeys(("epoch", "exit_code", "step"), int),
+    **dict.fromkeys(("reason", "cause"), str),
+    "retryable": bool,
+    "tail": list,
+}
+_OUTCOMES = tuple(outcome.value for outcome in SegmentOutcome)
 SEEN_S = 10.0
 """Seconds in which a pod's program says by itself that it has begun, or that it has ended."""
 _MOST = 1e15
@@ -244,6 +271,20 @@ def _is_sound(line: Mapping[str, Any]) -> bool:
     numbers = [value for value, _ in fields if isinstance(value, int | float)]
     are_gpus = all(isinstance(g, int | str) and str(g).isdecimal() for g in line.get("gpus") or ())
     return are_gpus and all(-_MOST <= number <= _MOST for number in numbers)
+
+
+def _is_of_result(name: str, value: object) -> bool:
+    """Tell whether a field of a result has its type; those that nobody reads have any."""
+    if name == "outcome":
+        return value in _OUTCOMES
+    if name == "tail" and isinstance(value, list):
+        return all(isinstance(line, str) for line in value)
+    return isinstance(value, _RESULT_KINDS.get(name, object))
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def all_ended(
@@ -327,6 +368,9 @@ def _read(path: Path) -> dict[str, Any]:
         return _object(folder.read(name))
     except FileNotFoundError:
         return {}
+    except NotConfinedError as error:  # its script made it: no later reading succeeds
+        _warn_once(str(error))
+        return {}
     except OSError as error:
         raise HermesError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -341,6 +385,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         folder, name = confined(path)
         text = folder.read(name)
     except FileNotFoundError:
+        return
+    except NotConfinedError as error:
+        _warn_once(str(error))
         return
     for line in text.splitlines():
         value = parse_object(line)

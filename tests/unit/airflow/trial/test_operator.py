@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,12 @@ from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.metrics import TrialOutcome
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.running_segment import watch_segment
-from hermes_ops.airflow.trial.segment_run import MOST_WITHOUT_SPACE, SegmentRun
+from hermes_ops.airflow.trial.segment_run import (
+    MOST_WITHOUT_SPACE,
+    SegmentRun,
+    exit_code_of,
+    exit_code_reader,
+)
 from hermes_ops.airflow.trial.trial_task import TrialTask
 from hermes_ops.errors import HermesError, NotAllowed
 from hermes_ops.trial.locks import lock_file
@@ -314,6 +320,41 @@ def test_a_process_that_vanished_is_a_failure_that_says_so() -> None:
     store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, failures=2))})
     with pytest.raises(AirflowFailException, match="ended with -9 and left no result"):
         task_of().finish_segment(visit_of(store, 2), None, -9)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"outcome": "failed", "exit_code": "three"},
+        {"outcome": "failed", "exit_code": [1]},
+        {"outcome": "failed", "exit_code": inf},
+        {"outcome": "failed", "tail": 5},
+        {"outcome": "failed", "tail": [1, None], "reason": {"a": 1}, "cause": []},
+        {"outcome": ["failed"]},
+        {"outcome": "won", "exit_code": 0},
+        {"outcome": 7, "tail": ["a"]},
+    ],
+)
+def test_a_trial_whose_script_has_spoilt_its_result_fails_once_with_the_code_of_its_process(
+    told: dict[str, Any],
+) -> None:
+    store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, failures=2))})
+    segment_run = visit_of(store, 2, **told)
+    with pytest.raises(AirflowFailException, match="trial 0 failed: its process ended with 1"):
+        task_of().finish_segment(segment_run, None, exit_code_of(segment_run.result()) or 1)
+    assert stored(store).final == "failed"
+
+
+@pytest.mark.parametrize("name", ["result.json", "status.json", "segments.jsonl"])
+def test_a_trial_whose_script_has_put_a_folder_in_place_of_a_record_fails_once(name: str) -> None:
+    store = DictStore({SEGMENT_KEY: encode(segment(1, running=False, failures=2))})
+    segment_run = visit_of(store, 2)
+    (segment_run.folder.path / name).mkdir()
+    segment_run.relay()
+    code = exit_code_reader(segment_run.folder, 2)()
+    with pytest.raises(AirflowFailException, match="trial 0 failed: its process ended with 1"):
+        task_of().finish_segment(segment_run, None, code or 1)
+    assert stored(store).final == "failed"
 
 
 @pytest.mark.parametrize(

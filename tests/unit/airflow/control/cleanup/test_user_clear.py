@@ -276,7 +276,7 @@ def test_a_folder_is_emptied_unless_a_process_holds_it(tmp_path: Any) -> None:
     assert not folder.path.exists()
 
 
-def test_of_a_folder_with_files_of_another_user_the_records_go_and_the_fence_stays(
+def test_of_a_folder_with_files_of_another_user_nothing_is_used_again_and_the_fence_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*asked: object) -> int:
@@ -284,12 +284,19 @@ def test_of_a_folder_with_files_of_another_user_the_records_go_and_the_fence_sta
 
     folder = TrialFolder(tmp_path / "3")
     folder.checkpoints.mkdir(parents=True)
+    (folder.checkpoints / "epoch-9").touch()
     for name in ("lock", "epoch", "result.json", "segments.jsonl", "metrics.jsonl", "apart"):
         (folder.path / name).touch()
     (folder.path / "link").symlink_to(tmp_path)
     monkeypatch.setattr("hermes_ops.airflow.folders.lock_file", refuse)
     assert folder.empty()
-    assert {path.name for path in folder.path.iterdir()} == {"lock", "epoch", "checkpoints"}
+    assert {p.name for p in folder.path.iterdir() if not p.is_dir()} == {"lock", "epoch"}
+    assert not folder.checkpoints.exists()
+    folder.checkpoints.mkdir()  # by a hermes-trial that does not delete what it finds
+    assert folder.empty()
+    aside = [p for p in folder.path.iterdir() if p.is_dir()]
+    assert all(p.name.startswith(".before-scratch.checkpoints.") for p in aside)
+    assert sorted(len(list(p.iterdir())) for p in aside) == [0, 1]
 
 
 def test_a_trial_that_could_not_be_started_is_started_once_its_task_is_cleared() -> None:
