@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hermes_ops.kubernetes.gpu_nodes import GpuNode, SettledSlots
 
 
-PERIOD_S = 10.0
+PERIOD_S, LOOK_S = 10.0, 1.0
 SETTLE_S = 30.0
 
 
@@ -67,11 +67,12 @@ def sync(
 ) -> None:
     """Keep the pool's slots equal to the allocatable GPUs of the nodes that take pods."""
     from hermes_ops.airflow.credentials import AirflowCredentials
-    from hermes_ops.kubernetes.gpu_nodes import SettledSlots, node_reader
+    from hermes_ops.kubernetes.gpu_nodes import SettledSlots, held_reader, node_reader
 
     name = pool or os.environ.get("HERMES_POOL") or "gpus"
     credentials = AirflowCredentials.from_environment()
     read = node_reader(selector, resource, namespace=namespace)
+    held = dict if namespace is None else held_reader(namespace, resource)
     setter = _Setter(credentials, name)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -80,9 +81,36 @@ def sync(
         setter.set(slots.follow(read(), time.monotonic()))
         return
     while True:
-        follow_once(slots, read, setter.set, setter.slots)
-        if stop.wait(period):
+        nodes = follow_once(slots, read, setter.set, setter.slots)
+        if not wait_for_count(nodes, held, period, stop.wait):
             return
+
+
+def wait_for_count(
+    nodes: Sequence[GpuNode],
+    read_held: Callable[[], Mapping[str, int]],
+    period_s: float,
+    is_stopped: Callable[[float], bool],
+) -> bool:
+    """Wait for the next count of the GPUs; return False if it is to be the last wait.
+
+    While trials hold GPUs on nodes that take no pods, their pods are looked at each second: a slot
+    that becomes free there is none any more, and would be granted.
+    """
+    from hermes_ops.errors import HermesError
+
+    holding = [node for node in nodes if node.held]
+    left_s = period_s
+    while left_s > 0.0:
+        wait_s = min(LOOK_S, left_s) if holding else left_s
+        if is_stopped(wait_s):
+            return False
+        left_s -= wait_s
+        with contextlib.suppress(HermesError):  # the next count says what the matter is
+            held = read_held() if holding and left_s > 0.0 else None
+            if held is not None and any(held.get(n.name, 0) < n.held for n in holding):
+                return True
+    return True
 
 
 def follow_once(
@@ -90,8 +118,10 @@ def follow_once(
     read: Callable[[], tuple[GpuNode, ...]],
     put: Callable[[int], None],
     present: Callable[[], int | None] = lambda: None,
-) -> None:
+) -> tuple[GpuNode, ...]:
     """Count the GPUs and set the slots once; do nothing if the cluster or Airflow is away.
+
+    Return the nodes, none if they were not counted.
 
     At the first call `present` returns the slots that the pool has, so that fewer GPUs have to last
     for a while before the slots follow, as in later calls.
@@ -101,9 +131,12 @@ def follow_once(
     try:
         if slots.now is None:
             slots.now = present()
-        put(slots.follow(read(), time.monotonic()))
+        nodes = read()
+        put(slots.follow(nodes, time.monotonic()))
     except (Unavailable, StackError) as error:
         typer.echo(f"The pool stays as it is: {error}", err=True)
+        return ()
+    return nodes
 
 
 class _Setter:

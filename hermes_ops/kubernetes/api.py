@@ -86,7 +86,8 @@ class PodView:
     the sweep's label. `waits_for` is the reason for which a container waits: the trial's, or an
     init container before it; `init_failure` names an init container that has failed.
     `deletes_checkpoints` is True for a pod that deletes checkpoints: it belongs to no trial.
-    `ran_s` is how long its container has run, once it has ended, as its node says.
+    `ran_s` is how long its container has run, once it has ended, as its node says. `sidecars_run`
+    is True while another of its containers runs.
     """
 
     name: str
@@ -109,6 +110,7 @@ class PodView:
     deletes_checkpoints: bool = False
     installation: str = ""
     ran_s: float | None = None
+    sidecars_run: bool = False
 
     def is_from(self, installation: str) -> bool:
         """Return whether the pod is of that installation; True if either has no id."""
@@ -158,6 +160,7 @@ class PodView:
             installation=labels.get(INSTALLATION, ""),
             deletes_checkpoints=labels.get(NAME_LABEL) == CLEARING,
             ran_s=_ran_s(terminated),
+            sidecars_run=_sidecars_run(status),
         )
 
 
@@ -183,6 +186,12 @@ def _number(label: str | None, absent: int) -> int:
 def _container(status: Plain) -> Plain:
     statuses = status.get("containerStatuses") or ()
     return next((s for s in statuses if s.get("name") == CONTAINER), {})
+
+
+def _sidecars_run(status: Plain) -> bool:
+    others = [s for s in status.get("containerStatuses") or () if s.get("name") != CONTAINER]
+    every = (*others, *(status.get("initContainerStatuses") or ()))
+    return any("running" in (s.get("state") or {}) for s in every)
 
 
 def _waiting_init(status: Plain) -> Plain:

@@ -144,6 +144,14 @@ def node_reader(
     return read
 
 
+def held_reader(
+    namespace: str, resource: str = RESOURCE, context: str | None = None
+) -> Callable[[], Mapping[str, int]]:
+    """Return a function that reads the GPUs that trials' pods hold, by node; errors as above."""
+    api = connect(context)
+    return lambda: _held(api, namespace, resource)
+
+
 def _held(api: Any, namespace: str, resource: str) -> Counter[str]:  # noqa: ANN401 - the client's own
     """Return the GPUs that trials' pods hold, by node: until their containers have ended."""
     try:

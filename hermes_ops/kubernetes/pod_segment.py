@@ -285,7 +285,16 @@ class PodSegment:
         elif not view.started:
             self._handle_starting(view)
         if self._grace_s is not None or view.is_being_deleted:
-            self._delete(view, self.limits.grace_s if self._grace_s is None else self._grace_s)
+            self._delete(view, self._grace_of(view))
+
+    def _grace_of(self, view: PodView) -> float:
+        """Return the grace of the pod's deletion: a short one where only sidecars are left of it.
+
+        Its GPUs are its own until they have ended too.
+        """
+        grace_s = self.limits.grace_s if self._grace_s is None else self._grace_s
+        has_sidecars_only = view.code is not None and view.sidecars_run
+        return min(grace_s, HURRIED_GRACE_S) if has_sidecars_only else grace_s
 
     def _note_run(self, view: PodView) -> None:
         """Note how long the container has run: as its node says at its end, else as it was seen."""

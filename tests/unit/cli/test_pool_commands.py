@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from hermes_ops.airflow.credentials import AirflowCredentials
-from hermes_ops.cli.pool_commands import _Setter, follow_once
+from hermes_ops.cli.pool_commands import _Setter, follow_once, wait_for_count
 from hermes_ops.errors import StackError, Unavailable
 from hermes_ops.kubernetes.gpu_nodes import GpuNode, SettledSlots
 
@@ -125,3 +125,40 @@ def test_without_a_cluster_the_remedy_is_said(
     )
     with pytest.raises(HermesError, match="set KUBECONFIG"):
         node_reader()
+
+
+def test_a_slot_that_a_trial_leaves_on_a_cordoned_node_is_counted_at_once() -> None:
+    waited: list[float] = []
+    answers = [{"b": 2, "a": 1}, {"b": 2}, None, {"a": 1}]
+
+    def held() -> dict[str, int]:
+        answer = answers.pop(0)
+        if answer is None:
+            raise Unavailable("the API is away")
+        return answer
+
+    def stopped(seconds: float) -> bool:
+        waited.append(seconds)
+        return False
+
+    nodes = (GpuNode("a", 2), GpuNode("b", 2, cordoned=True, held=2))
+    assert wait_for_count(nodes, held, 10.0, stopped)
+    assert (waited, answers) == ([1.0, 1.0, 1.0, 1.0], [])
+
+
+def test_without_a_trial_on_a_cordoned_node_pods_are_read_once_a_period() -> None:
+    waited: list[float] = []
+    nodes = follow_once(
+        SettledSlots(0.0), lambda: (GpuNode("a", 2), GpuNode("b", 2, cordoned=True)), lambda _: None
+    )
+
+    def held() -> dict[str, int]:
+        raise AssertionError("nobody asks for the pods meanwhile")
+
+    def stopped(seconds: float) -> bool:
+        waited.append(seconds)
+        return len(waited) > 1
+
+    assert wait_for_count(nodes, held, 10.0, stopped)
+    assert not wait_for_count((), held, 10.0, stopped)
+    assert waited == [10.0, 10.0]

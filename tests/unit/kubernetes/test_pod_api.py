@@ -91,6 +91,16 @@ def test_a_pod_names_the_init_container_that_has_failed() -> None:
     assert found.init_failure == "its init container data ended with 3 (Error)"
 
 
+def test_a_pod_says_whether_a_container_beside_the_trials_runs() -> None:
+    over = state(terminated={"exitCode": 0})[1:]
+    runs = [{"name": "logs", "state": {"running": {"startedAt": "x"}}}]
+    assert view(phase="Running", containerStatuses=[*over, *runs]).sidecars_run
+    assert view(phase="Running", containerStatuses=over, initContainerStatuses=runs).sidecars_run
+    alone = state(running={"startedAt": "x"})[1:]
+    ended = [{"name": "logs", "state": {"terminated": {"exitCode": 0}}}]
+    assert not view(phase="Running", containerStatuses=[*alone, *ended]).sidecars_run
+
+
 def test_a_sidecar_that_ends_with_the_pod_is_no_failure() -> None:
     spec = {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "data"}]}
     proxy = init("proxy", terminated={"exitCode": 143, "reason": "Error"})

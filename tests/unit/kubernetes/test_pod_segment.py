@@ -217,6 +217,25 @@ def test_a_trial_that_is_over_is_cut_off_sooner() -> None:
     assert world.pods.deleted == [(NAME, 30), (NAME, 5)]
 
 
+def test_a_sidecar_that_ignores_sigterm_holds_an_ended_trials_gpu_for_a_moment_only() -> None:
+    stopped = made(phase="Running", started=True, sidecars_run=True)
+    stopped.segment.stop()
+    stopped.look()
+    stopped.pods.change(NAME, deletion_grace_s=GRACE_S)
+    stopped.look()
+    assert stopped.pods.deleted == [(NAME, 30)]
+    stopped.pods.change(NAME, code=75)
+    stopped.look()
+    stopped.look()
+    assert stopped.pods.deleted == [(NAME, 30), (NAME, 5)]
+    done = made(phase="Running", started=True, sidecars_run=True, code=0)
+    done.result = 0
+    assert done.look() == 0
+    done.segment.stop()  # as its task does once it has ended
+    done.look()
+    assert done.pods.deleted == [(NAME, 5)]
+
+
 def test_the_object_of_a_node_that_does_not_answer_is_removed_by_force() -> None:
     world = made(phase="Running", started=True)
     world.segment.stop()
