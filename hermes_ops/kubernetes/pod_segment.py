@@ -290,11 +290,13 @@ class PodSegment:
     def _grace_of(self, view: PodView) -> float:
         """Return the grace of the pod's deletion: a short one where only sidecars are left of it.
 
-        Its GPUs are its own until they have ended too.
+        Its GPUs are its own until they have ended too. A deletion under way stays as it is: nodes
+        go on waiting for the grace with which they have begun.
         """
         grace_s = self.limits.grace_s if self._grace_s is None else self._grace_s
         has_sidecars_only = view.code is not None and view.sidecars_run
-        return min(grace_s, HURRIED_GRACE_S) if has_sidecars_only else grace_s
+        is_short = has_sidecars_only and not view.is_being_deleted
+        return min(grace_s, HURRIED_GRACE_S) if is_short else grace_s
 
     def _note_run(self, view: PodView) -> None:
         """Note how long the container has run: as its node says at its end, else as it was seen."""
