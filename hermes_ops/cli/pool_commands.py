@@ -73,7 +73,13 @@ def sync(
     credentials = AirflowCredentials.from_environment()
     read = node_reader(selector, resource, namespace=namespace)
     held = dict if namespace is None else held_reader(namespace, resource)
-    setter = _Setter(credentials, name)
+    among = f" with the labels {selector}" if selector else ""
+    setter = _Setter(
+        credentials,
+        name,
+        f": no node{among} that takes pods has {resource}. If there are GPUs, correct --resource "
+        "or --selector (of the chart poolSync.resource, poolSync.selector), or their device plugin",
+    )
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     slots = SettledSlots(0.0 if once else settle)
@@ -142,9 +148,10 @@ def follow_once(
 class _Setter:
     """Sets the slots of one pool at each count, so that a change by hand does not last."""
 
-    def __init__(self, credentials: AirflowCredentials, pool: str) -> None:
+    def __init__(self, credentials: AirflowCredentials, pool: str, why_none: str = "") -> None:
         self._credentials = credentials
         self._pool = pool
+        self._why_none = why_none
         self._last: int | None = None
 
     def set(self, slots: int) -> None:
@@ -154,7 +161,7 @@ class _Setter:
         with contextlib.closing(self._client()) as client:
             set_pool(client, self._pool, slots)
         if slots != self._last:
-            typer.echo(f"The pool {self._pool} has {slots} slots")
+            typer.echo(f"The pool {self._pool} has {slots} slots{'' if slots else self._why_none}")
         self._last = slots
 
     def slots(self) -> int | None:

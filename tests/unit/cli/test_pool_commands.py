@@ -102,6 +102,17 @@ def test_a_change_by_hand_is_set_right_at_the_next_look(
     assert capsys.readouterr().out == "The pool gpus has 4 slots\n"
 
 
+def test_a_pool_without_slots_is_said_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hermes_ops.stack.airflow_service.set_pool", lambda *_: None)
+    setter = _Setter(AirflowCredentials("http://airflow", token="t"), "gpus", ": no node has any")
+    for slots in (0, 0, 2):
+        setter.set(slots)
+    said = ["The pool gpus has 0 slots: no node has any", "The pool gpus has 2 slots"]
+    assert capsys.readouterr().out.splitlines() == said
+
+
 def test_the_pool_is_set_with_a_token_that_may_be_written_anew(
     asked: SimulationOptions, tmp_path: Path
 ) -> None:

@@ -99,6 +99,9 @@ def test_a_name_that_is_no_value_is_refused_wherever_it_stands(at: tuple[str, ..
         ("networkPolicy.ingressNamespaces", "default"),
         ("mlflow.url", "mlflow:5000"),
         ("images.airflow.digest", "latest"),
+        ("images.airflow.tag", "0.1.0@sha256"),
+        ("images.airflow.repository", "registry.example/airflow:0.1.0"),  # a tag goes into `tag`
+        ("images.mlflow.repository", "https://registry.example/mlflow"),
         ("images.mlflow.digest", "sha256:abc"),
         ("trials.namespace.name", "My_Trials"),
         ("trials.namespace.enabled", "no"),
