@@ -3,7 +3,9 @@
 A shell that gets SIGTERM ends at once or, with a trap, once the command that it runs has ended.
 Either way the command is killed without a checkpoint. So the command gets the signal first, and the
 shell when the command has ended. Until then SIGSTOP holds the shell, so that it starts no further
-command. `conda run` counts as a shell: it runs one, and passes no signal on (conda issue 10351).
+command. `conda run` counts as a shell: it runs one, and passes no signal on (conda issue 10351). So
+does every launcher that only waits for its command and has no handler of its own: `accelerate
+launch`, `time`, a script that calls `subprocess.run`.
 """
 
 from __future__ import annotations
@@ -15,11 +17,18 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hermes_ops.trial.processes.tree import Process, ProcessTable, is_alive, kill
+from hermes_ops.trial.processes.tree import (
+    Process,
+    ProcessTable,
+    is_alive,
+    is_resource_tracker,
+    kill,
+)
 
 _END_OF_FILE_S = 1.0
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
 _CONDA = frozenset({b"conda", b"mamba"})
+_WAITS_FOR_CHILD = "do_wait"  # the kernel's function in which wait4 and waitid sleep
 
 
 class StopSignal:
@@ -85,15 +94,17 @@ class _ShellRun(NamedTuple):
 
 def _hold(script: Process) -> _ShellRun:
     """Suspend the shells that run the training, so that they start no further command."""
-    run = _ShellRun([script] if _is_shell(script.pid) else [], [], [])
+    run = _ShellRun([script] if _keeps_signals(script.pid) else [], [], [])
     for shell in run.shells:  # grows: shells may run shells
         kill(shell, signal.SIGSTOP)
         table, stdin = ProcessTable(), _stdin(shell.pid)
         for process in table.children(shell.pid):
             own = _stdin(process.pid)
+            if is_resource_tracker(process):
+                continue  # it ends with the shell
             if own.startswith("pipe:") and own != stdin:
                 run.readers.append(process)
-            elif _is_shell(process.pid) and table.children(process.pid):
+            elif _keeps_signals(process.pid) and table.children(process.pid):
                 run.shells.append(process)
             else:
                 run.commands.append(process)
@@ -103,6 +114,24 @@ def _hold(script: Process) -> _ShellRun:
 def _signal(processes: Iterable[Process], number: int) -> None:
     for process in processes:
         kill(process, number)
+
+
+def _keeps_signals(pid: int) -> bool:
+    """Tell whether a process passes no signal on to what it runs: a shell, or a launcher."""
+    return _is_shell(pid) or _only_waits(pid)
+
+
+def _only_waits(pid: int) -> bool:
+    """Tell whether SIGTERM would end a process that waits for the end of a child."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as stream:
+            if stream.read() != _WAITS_FOR_CHILD:
+                return False
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as stream:
+            masks = [line.split()[1] for line in stream if line.startswith(("SigIgn:", "SigCgt:"))]
+    except OSError:
+        return False
+    return not any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
 
 
 def _is_shell(pid: int) -> bool:

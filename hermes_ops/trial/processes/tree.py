@@ -114,11 +114,12 @@ def _kill_each(processes: Iterable[Process], began_s: float) -> None:
     """
     is_late = time.monotonic() > began_s + TRACKER_S
     for process in processes:
-        if is_late or not _is_resource_tracker(process):
+        if is_late or not is_resource_tracker(process):
             kill(process)
 
 
-def _is_resource_tracker(process: Process) -> bool:
+def is_resource_tracker(process: Process) -> bool:
+    """Tell whether it is the process in which `multiprocessing` keeps track of shared memory."""
     try:
         with open(f"/proc/{process.pid}/cmdline", "rb") as stream:
             return b"resource_tracker import main" in stream.read()

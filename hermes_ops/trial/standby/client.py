@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_ops.trial.outcome import PREEMPTED
+from hermes_ops.trial.processes.stop_signal import StopSignal
 from hermes_ops.trial.processes.tree import kill, process_of
 
 READY, READY_TEMPLATE, STARTED = b"r", b"t", b"s"  # what an interpreter tells its server
@@ -72,9 +72,11 @@ class StandbyChild:
         self.output = output
         self._exit = ExitReport(server)
         self._process = process_of(pid)
+        self._stop_signal = StopSignal(self._process)
 
     def poll(self) -> int | None:
         """Return the exit code, None while it lives; as preempted if the server has gone."""
+        self._stop_signal.pass_on()
         return self._exit.poll()
 
     @property
@@ -83,12 +85,12 @@ class StandbyChild:
         return self._exit.ended_s()
 
     def stop(self) -> None:
-        """Send SIGTERM to the process, which is an interpreter."""
-        if self._process is not None:
-            kill(self._process, signal.SIGTERM)
+        """Send SIGTERM to the process; where it only waits, first to what it runs."""
+        self._stop_signal.send()
 
     def expect_stop(self) -> None:
-        """Do nothing: an interpreter ends by itself."""
+        """Prepare for a stop that it learns of by other means: hold it where it only waits."""
+        self._stop_signal.expect()
 
     def kill(self) -> None:
         """Send SIGKILL to the process; its reaper then ends all that it has started."""

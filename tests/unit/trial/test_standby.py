@@ -38,8 +38,17 @@ if "raise" in sys.argv[1]:
 if "sleep" in sys.argv[1]:
     print("pid", os.getpid(), flush=True)
     import time; time.sleep(60)
+if "waits" in sys.argv[1]:
+    import subprocess
+    subprocess.call([sys.executable, "child.py"])
 """
 
+CHILD = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (open("saved", "w").close(), sys.exit()))
+print("waiting", flush=True)
+time.sleep(60)
+"""
 
 THREADED = """
 import threading, time
@@ -194,6 +203,19 @@ def test_the_trial_dies_with_its_supervisor_and_with_the_standby_server(world: W
             world.server.kill()
             assert process.wait(60) == 75
         wait_for(partial(has_ended, pid))
+
+
+def test_what_a_script_waits_for_gets_the_signal_to_stop_before_the_script(world: World) -> None:
+    (world.base / "child.py").write_text(CHILD)
+    taught(world)
+    standby = world.children()[0]
+    process = world.start("standby-run", "waits")
+    while b"waiting" not in output_of(process).readline():
+        pass
+    process.terminate()
+    assert process.wait(60) == 75
+    assert alive(standby) == world.copies, "it was not used"
+    assert (world.base / "saved").exists()
 
 
 def test_without_a_keeper_a_trial_starts_plainly(world: World) -> None:

@@ -30,6 +30,36 @@ import subprocess, sys
 sys.exit(subprocess.call(["bash", "-c", '"$@"; exit $?', "-", *sys.argv[3:]]))
 """
 
+HANDLES = """\
+import os, signal, subprocess, sys
+def stop(*_):
+    is_there = child.poll() is None
+    child.kill()
+    open(os.environ["HERMES_CHECKPOINT_DIR"] + "/state", "w").write(str(is_there))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+child = subprocess.Popen(["sleep", "60"])
+print("epoch=1 loss=1", flush=True)
+child.wait()
+"""
+
+LAUNCHERS = {
+    # As `accelerate launch` does with one process, GNU time, and many a script of its own.
+    "subprocess": "import subprocess, sys\nsys.exit(subprocess.run(sys.argv[1:]).returncode)\n",
+    "nested": "import subprocess, sys\n"
+    "sys.exit(subprocess.call([sys.executable, '-c', "
+    "'import subprocess, sys; subprocess.call(sys.argv[1:])', *sys.argv[1:]]))\n",
+    "spawn": """\
+import multiprocessing, runpy, sys
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=runpy.run_path, args=(sys.argv[2],))
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+""",
+}
+
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[SupervisedTrial]:
@@ -112,6 +142,32 @@ def test_training_that_conda_runs_writes_its_checkpoint_before_all_ends(
     process.terminate()
     assert process.wait(60) == 75
     assert (trial.folder / "checkpoints" / "state").read_text() == "1"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_training_that_a_launcher_waits_for_writes_its_checkpoint_before_all_ends(
+    trial: SupervisedTrial, launcher: str
+) -> None:
+    trial.script.write_text(SAVES)
+    launch = trial.base / "launch.py"
+    launch.write_text(LAUNCHERS[launcher])
+    command = [PYTHON, str(launch), PYTHON, str(trial.script)]
+    process = trial.supervise(["--objective", "loss"], command)
+    next(line for line in output_of(process) if b"loss" in line)
+    process.terminate()
+    assert (process.wait(60), trial.result["outcome"]) == (75, "preempted")
+    assert (trial.folder / "checkpoints" / "state").read_text() == "1"
+
+
+def test_a_script_with_a_handler_of_its_own_gets_the_signal_itself_while_it_waits(
+    trial: SupervisedTrial,
+) -> None:
+    trial.script.write_text(HANDLES)
+    process = trial.supervise(["--objective", "loss"], [PYTHON, str(trial.script)])
+    next(line for line in output_of(process) if b"loss" in line)
+    process.terminate()
+    assert process.wait(60) == 75
+    assert (trial.folder / "checkpoints" / "state").read_text() == "True"
 
 
 def test_what_a_shell_script_runs_is_killed_at_the_end_of_the_grace_if_it_ignores_the_signal(
