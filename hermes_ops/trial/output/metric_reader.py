@@ -69,6 +69,7 @@ class MetricReader:
         self._names: set[str] = set()
         self._arguments = ArgumentFilter(parameters, self._others, stored or ())
         self._max_epochs = max_epochs
+        self._last_step: int | None = None  # of the objective, in this segment
         self._reached = reached  # the highest step of the objective so far
         self.step_offset = step_offset  # of a trial that an earlier version has begun
         self.steps_by = steps_by  # COUNTED, BY_EPOCH or BY_STEP, once the objective has come
@@ -242,7 +243,21 @@ class MetricReader:
         self._reached = max(step, self._reached or 0)
         if value.step is not None:
             self.steps_by = by
+            self._watch_restart(step, value.source.text)
         return True
+
+    def _watch_restart(self, step: int, text: str) -> None:
+        """Note that a resumed script counts its steps from the trial's first ones again."""
+        follows_first = self._last_step is not None and self._last_step <= 1
+        if follows_first and step == (self._last_step or 0) + 1 < self._first_step:
+            self._note(
+                "restart",
+                text,
+                f"resumed after step {self._first_step}, the script counts its steps from the start"
+                " again, where they have had their values: it has not loaded its checkpoint, or "
+                "must print steps of the whole trial",
+            )
+        self._last_step = step
 
     def begin_training(self, *, again: bool) -> None:
         """Note that a `fit` trains, so that new values are printed; with `again` they are repeated.

@@ -243,6 +243,27 @@ def test_a_count_of_batches_beyond_the_last_epoch_is_no_epoch() -> None:
     assert "beyond budget.max_epochs" in reader.notes["beyond"]
 
 
+@pytest.mark.parametrize(
+    ("first_step", "steps", "is_noted"),
+    [
+        (12, (0, 1, 2), True),
+        (12, (1, 2), True),
+        (12, (0, 13, 14), False),
+        (12, (13, 14), False),
+        (12, (10, 11, 12, 13), False),
+        (2, (1, 2, 3), False),
+        (0, (0, 1, 2), False),
+    ],
+)
+def test_a_resumed_script_that_counts_from_the_start_again_is_told_so(
+    first_step: int, steps: tuple[int, ...], is_noted: bool
+) -> None:
+    reader = MetricReader("eval-loss", None, first_step)
+    for step in steps:
+        reader.read(f"[{step}]\teval-loss:0.41")
+    assert ("counts its steps from the start" in reader.notes.get("restart", "")) == is_noted
+
+
 def test_steps_of_other_metrics_are_never_compared_with_the_last_epoch() -> None:
     reader = MetricReader("val_loss", None, 0, max_epochs=5)
     lines = ["epoch=1 val_loss=1", "step=700 loss=3", "step=800 loss=2"]
