@@ -56,6 +56,7 @@ _EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(.*)|:?)$")
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^[\s>]+File ("[^"]*", line \d+)|^[╰└]─')
 _LAUNCHERS = ("CalledProcessError", "ChildFailedError", "ProcessRaisedException")
+_LAUNCHER_LOG = re.compile(r"torch[./]distributed[./](?:elastic|run)\b")
 _VALUE = re.compile(r"[A-Za-z_]\w* ?[=:] ?[-+]?\d")
 
 _IMPORT_ERRORS = (
@@ -160,7 +161,7 @@ def classify(exit_code: int, tail: Sequence[str]) -> Failure:
     """Return the failure of a script that has ended with that code and those last lines."""
     if exit_code <= 0 or exit_code > 128:
         return Failure(Cause.OTHER)
-    lines = _without_launcher([line.rstrip() for line in without_tracker(tail) if line.strip()])
+    lines = _own_lines(tail)
     if (shared := _of_shared_cache(lines)) is not None:
         return shared
     error = exception(lines)
@@ -238,13 +239,44 @@ def without_tracker(lines: Sequence[str]) -> list[str]:
     ]
 
 
+def last_line(tail: Sequence[str]) -> str:
+    """Return the line that says how a script has ended: that of its exception, else its last one.
+
+    An exception's message may have further lines, which are indented.
+    """
+    lines = [n for n in _own_lines(tail) if not _is_tracker(n)]
+    if not lines:
+        return "no output"
+    error = exception(lines)
+    after = lines[error.place + 1 :] if error is not None else []
+    if error is None or not all(line[:1].isspace() for line in after):
+        return lines[-1].strip()
+    detail = f" {after[0].strip()}" if error.line.endswith(":") and after else ""
+    return f"{error.line}{detail}"
+
+
+def _own_lines(tail: Sequence[str]) -> list[str]:
+    """Return the script's own last lines, without what its launcher and Python say of its end."""
+    return _without_launcher([line.rstrip() for line in without_tracker(tail) if line.strip()])
+
+
 def _without_launcher(lines: list[str]) -> list[str]:
     """Leave out what a launcher (torchrun, accelerate) says of a script that it has started."""
     error = exception(lines)
     if error is None or error.kind not in _LAUNCHERS:
         return lines
     starts = [n for n in range(error.place) if _TRACEBACK in lines[n]]
-    return lines[: starts[-1]] if starts and starts[-1] else lines
+    own = [n for n in lines[: starts[-1]] if not _is_launcher_log(n)] if starts else []
+    return own or lines
+
+
+def _is_launcher_log(line: str) -> bool:
+    return bool(_LAUNCHER_LOG.search(line)) and not _FRAME.match(line)
+
+
+def _is_tracker(line: str) -> bool:
+    """Tell whether a line is a tracker's or Hydra's, who say something after the script's end."""
+    return line.startswith("wandb:") or _HYDRA in line
 
 
 def _is_last(after: Sequence[str]) -> bool:
@@ -252,7 +284,7 @@ def _is_last(after: Sequence[str]) -> bool:
 
     One that was caught and logged is followed by the script's work.
     """
-    printed = [line for line in after if not line.startswith("wandb:") and _HYDRA not in line]
+    printed = [line for line in after if not _is_tracker(line)]
     return len(printed) <= _MOST_LAST_WORDS and not any(map(_VALUE.search, printed))
 
 

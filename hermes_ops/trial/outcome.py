@@ -13,9 +13,9 @@ from hermes_ops.trial.failure import (
     classify,
     is_error_at_stop,
     is_final,
+    last_line,
     lines_since,
     no_objective,
-    without_tracker,
 )
 
 FINISHED, PREEMPTED, INFRASTRUCTURE = 0, 75, 70
@@ -150,8 +150,7 @@ def _failed(facts: SegmentFacts, reason: str, cause: Cause = Cause.OTHER) -> Seg
 
 
 def _why(facts: SegmentFacts, failure: Failure) -> str:
-    tail = without_tracker(facts.tail)
-    last = next((line.strip() for line in reversed(tail) if line.strip()), "no output")
+    last = last_line(facts.tail)
     if facts.exit_code < 0:
         return f"killed by {_signal_name(-facts.exit_code)}: {last}"
     why = f"exit code {facts.exit_code}: {failure.line or last}"

@@ -26,6 +26,19 @@ def raised(line: str, source: str = "    work()") -> list[str]:
     return [*FRAME, source, line]
 
 
+TORCHRUN = [
+    "E1130 04:21:19.182000 13269 torch/distributed/elastic/multiprocessing/api.py:1002] failed "
+    "(exitcode: 1) local_rank: 0 (pid: 13796) of binary: /opt/torch/bin/python",
+    *raised("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "),
+    "============================================================",
+    "train.py FAILED",
+    "------------------------------------------------------------",
+    "Root Cause (first observed failure):",
+    "  exitcode  : 1 (pid: 13796) ",
+    "============================================================",
+]
+HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
+
 NOT_AGAIN: dict[str, tuple[int, list[str], Cause]] = {
     "a missing package": (
         1, raised("ModuleNotFoundError: No module named 'foo'"), Cause.MISSING_MODULE),
@@ -37,6 +50,9 @@ NOT_AGAIN: dict[str, tuple[int, list[str], Cause]] = {
     "a missing package under a launcher": (
         1, [*raised("ModuleNotFoundError: No module named 'foo'"),
             *raised("subprocess.CalledProcessError: Command 'x' returned non-zero exit status 1.")],
+        Cause.MISSING_MODULE),
+    "a missing package under torchrun": (
+        1, [*raised("ModuleNotFoundError: No module named 'foo'"), *TORCHRUN],
         Cause.MISSING_MODULE),
     "a missing package in a frame of several lines": (
         1, [*FRAME, "    call(", "    ^^^^^", "    ...<3 lines>...", "    )", "    ^",
@@ -251,6 +267,31 @@ def test_the_lines_since_a_moment_are_those_that_came_after_it(
     whole = [str(n) for n in [*before, *after]]
     kept = whole[max(0, len(whole) - 12) :]
     assert lines_since([str(n) for n in before], kept) == [str(n) for n in after]
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ([*raised("RuntimeError: boom"), *TORCHRUN], "RuntimeError: boom"),
+        (["[rank0]: " + line for line in raised("RuntimeError: boom")] + TORCHRUN,
+         "RuntimeError: boom"),
+        ([*raised("RuntimeError: boom"),
+          *raised("subprocess.CalledProcessError: Command 'x' returned non-zero exit status 1.")],
+         "RuntimeError: boom"),
+        ([*raised("OSError: no data"), "", HYDRA], "OSError: no data"),
+        ([*raised("omegaconf.errors.ValidationError: no float"), "    full_key: lr"],
+         "omegaconf.errors.ValidationError: no float"),
+        ([*raised("RuntimeError: Error(s) in loading state_dict for Net:"), "\tsize mismatch"],
+         "RuntimeError: Error(s) in loading state_dict for Net: size mismatch"),
+        ([*raised("OSError: going on"), "the data set is gone"], "the data set is gone"),
+        (TORCHRUN, TORCHRUN[-1]),
+        ([], "no output"),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_failure_is_the_scripts_own_exception_whatever_its_launcher_says_of_it(
+    tail: list[str], said: str
+) -> None:
+    assert judge(facts(1, tail)).reason == f"exit code 1: {said}"
 
 
 def facts(code: int, tail: list[str], **changes: Any) -> SegmentFacts:
