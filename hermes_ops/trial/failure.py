@@ -267,7 +267,14 @@ def _without_launcher(lines: list[str]) -> list[str]:
         return lines
     starts = [n for n in range(error.place) if _TRACEBACK in lines[n]]
     own = [n for n in lines[: starts[-1]] if not _is_launcher_log(n)] if starts else []
-    return own or lines
+    return _without_torn_traceback(own) or lines
+
+
+def _without_torn_traceback(lines: list[str]) -> list[str]:
+    """Leave out the traceback at the end of which a process was killed by its launcher."""
+    starts = [n for n, line in enumerate(lines) if _TRACEBACK in line]
+    is_torn = starts and all(_RANK.sub("", n)[:1].isspace() for n in lines[starts[-1] + 1 :])
+    return lines[: starts[-1]] if is_torn else lines
 
 
 def _is_launcher_log(line: str) -> bool:

@@ -273,6 +273,7 @@ def test_the_lines_since_a_moment_are_those_that_came_after_it(
     ("tail", "said"),
     [
         ([*raised("RuntimeError: boom"), *TORCHRUN], "RuntimeError: boom"),
+        ([*raised("RuntimeError: boom"), *FRAME, *TORCHRUN], "RuntimeError: boom"),
         (["[rank0]: " + line for line in raised("RuntimeError: boom")] + TORCHRUN,
          "RuntimeError: boom"),
         ([*raised("RuntimeError: boom"),
