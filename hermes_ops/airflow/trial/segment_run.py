@@ -230,9 +230,7 @@ class SegmentRun:
         self._close(outcome)
         self.record = replace(self._since_new_step(), interruptions=0)
         if failed:
-            self.record = with_failure(self.record, failure or SegmentFailure(""))
-            if self.record.cause == Cause.OTHER.value:
-                self.record = with_failed_size(self.record, self.lease.worker_count)
+            self._count(failure or SegmentFailure(""))
         self._leave(resizing=resizing)
 
     def interrupt(
@@ -256,6 +254,11 @@ class SegmentRun:
             self.record = with_failed_size(self.record, most + 1)
         self._leave()
 
+    def _count(self, failure: SegmentFailure) -> None:
+        self.record = with_failure(self.record, failure)
+        if self.record.cause == Cause.OTHER.value:
+            self.record = with_failed_size(self.record, self.lease.worker_count)
+
     def _since_new_step(self) -> SegmentRecord:
         """Return the record of the ended segment; a new step resets the counts of interruptions."""
         if self.record.step <= self.record.steps_at_start:
@@ -278,9 +281,15 @@ class SegmentRun:
         controller_wake_file().wake()
         defer(lambda: self.feed.pump_once(ended=True))
 
-    def end(self, ending: TrialOutcome) -> None:
-        """Record that the trial has ended for good."""
+    def end(self, ending: TrialOutcome, failure: SegmentFailure | None = None) -> None:
+        """Record that the trial has ended for good, in the same write as the failure that ends it.
+
+        Otherwise a task that is killed between two writes would be tried once more than allowed.
+        """
         self._close(ending.state)
+        if failure is not None:
+            self.record = replace(self._since_new_step(), interruptions=0)
+            self._count(failure)
         reason = ending.reason[:REASON_CHARACTERS]
         self.record = replace(self.record, final=ending.state, reason=reason, resizing=False)
         self._write()

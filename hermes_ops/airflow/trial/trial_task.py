@@ -301,18 +301,20 @@ class TrialTask:
             failure.reason,
             "\n".join(failure.tail),
         )
-        segment_run.pause("failed", failed=True, failure=failure)
         if failure.retryable and failures <= allowed:
+            segment_run.pause("failed", failed=True, failure=failure)
             self.reschedule(f"it is tried again from its last checkpoint ({failure.reason})")
         first = segment_run.record.first_failure
         is_reported = failures == 1 or first in (failure.kept, failure.kept[:1])
         first_failure = "" if is_reported else "\n".join(first)
         outcome = TrialOutcome("failed", failure.reason, failure.tail, first_failure)
-        return self.end(segment_run, outcome)
+        return self.end(segment_run, outcome, failure)
 
-    def end(self, segment_run: SegmentRun, outcome: TrialOutcome) -> dict[str, Any]:
+    def end(
+        self, segment_run: SegmentRun, outcome: TrialOutcome, failure: SegmentFailure | None = None
+    ) -> dict[str, Any]:
         """Write the final state, then leave."""
-        segment_run.end(outcome)
+        segment_run.end(outcome, failure)
         delete_log_copies(segment_run.folder)
         return self.exit_task(outcome)
 

@@ -294,6 +294,31 @@ def test_what_would_fail_again_in_the_same_way_is_not_tried_again() -> None:
     assert (found.reason, found.cause) == (reason, "diverged")
 
 
+class Killed(BaseException):
+    """SIGKILL: nothing of the task runs on."""
+
+
+class StoreOfATaskThatIsKilled(DictStore):
+    """A state store; the task that writes to it is killed after its first write."""
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        super().set(key, value)
+        raise Killed
+
+
+@pytest.mark.parametrize(("failures", "is_retryable"), [(2, True), (0, False)])
+def test_a_failure_is_never_on_record_without_the_end_to_which_it_leads(
+    failures: int, is_retryable: bool
+) -> None:
+    record = encode(segment(1, running=False, failures=failures))
+    store = StoreOfATaskThatIsKilled({SEGMENT_KEY: record})
+    segment_run = visit_of(store, 2, outcome="failed", reason="no", retryable=is_retryable)
+    with pytest.raises(Killed):
+        task_of().finish_segment(segment_run, None, 1)
+    found = stored(store)
+    assert (found.failures, found.final, found.reason) == (failures + 1, "failed", "no")
+
+
 def test_the_first_failure_is_told_with_the_last_one() -> None:
     store = DictStore()
     for epoch, (reason, line) in enumerate([("no data", "a"), ("no disk", "b")], 1):
