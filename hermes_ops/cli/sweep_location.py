@@ -51,6 +51,10 @@ class SeveralSweepsError(HermesError):
     """The beginning of an id is that of several sweeps."""
 
 
+class NoSweepError(HermesError):
+    """Airflow answers, and has no sweep of that id."""
+
+
 @dataclass(frozen=True, slots=True)
 class SweepLocation:
     """A sweep's DAG run, and the group of its tasks there; none: the run is the sweep."""
@@ -137,7 +141,7 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
         raise HermesError(
             f"{sweep!r} is a DAG run that holds the sweeps {', '.join(inside)}: name one of them."
         )
-    raise HermesError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
+    raise NoSweepError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
 
 
 def _several_error(sweep: str, begun: Sequence[str]) -> SeveralSweepsError:
@@ -164,9 +168,7 @@ def locate_or_explain(connection: Connection, sweep: str) -> SweepLocation:
     """Return the location of the sweep as `locate`; the error tells if Airflow has lost it."""
     try:
         return locate(connection.airflow, sweep)
-    except (SeveralSweepsError, NotPermitted):
-        raise
-    except HermesError:
+    except NoSweepError:
         if (lost := _lost(connection.tracker, sweep)) is not None:
             raise HermesError(lost) from None
         raise

@@ -229,6 +229,13 @@ class Mlflow:
         return f"http://mlflow/{experiment}/{run}"
 
 
+class AwayAirflow(Airflow):
+    """Airflow that is being started again."""
+
+    def _refuse(self, dag: str) -> None:
+        raise Unavailable("Airflow did not answer")
+
+
 def connection(mlflow: Mlflow, *runs: Any) -> Any:
     return SimpleNamespace(airflow=Airflow(*runs), tracker=mlflow)
 
@@ -236,6 +243,13 @@ def connection(mlflow: Mlflow, *runs: Any) -> Any:
 def test_a_sweep_that_airflow_has_deleted_is_told_with_the_place_of_its_results() -> None:
     with pytest.raises(HermesError, match=r"lost the sweep 'gone'.*http://mlflow/7/parent"):
         locate_or_explain(connection(Mlflow("gone")), "gone")
+
+
+@pytest.mark.parametrize("sweep", ["digits-1", "mine:second:manual:2"])
+def test_a_sweep_is_not_lost_while_airflow_does_not_answer(sweep: str) -> None:
+    reached: Any = SimpleNamespace(airflow=AwayAirflow(), tracker=Mlflow(sweep))
+    with pytest.raises(Unavailable, match="did not answer"):
+        locate_or_explain(reached, sweep)
 
 
 @pytest.mark.parametrize("mlflow", [Mlflow(), Mlflow(away=True)])
