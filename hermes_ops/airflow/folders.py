@@ -219,6 +219,14 @@ class TrialFolder:
             _warn_once(f"{self.path / 'result.json'}: left out as malformed: {', '.join(wrong)}.")
         return sound if "outcome" in sound else {}
 
+    def last_sign_s(self) -> float:
+        """Return when a process of the trial last wrote its status or a metric, in Unix seconds."""
+        signs_s = [0.0]
+        for path in (self.path / "status.json", self.metrics):
+            with contextlib.suppress(OSError):
+                signs_s.append(path.lstat().st_mtime)
+        return max(signs_s)
+
     def segments(self) -> tuple[dict[str, Any], ...]:
         """Return all segments in order: epoch, gpus, start_s, first_step, batch if it is known and,
         once ended, end_s, last_step, outcome."""

@@ -52,6 +52,7 @@ from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import (
     TrialFolder,
+    all_ended,
     read_start,
     write_lease,
     write_stop_flag,
@@ -72,6 +73,7 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
+from hermes_ops.airflow.trial.pod_use import closed_use
 from hermes_ops.airflow.trial.segment_run import PAUSED, closed
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import Tracker
@@ -238,7 +240,8 @@ class Executor:
         trial, lease = command.trial, command.trial.lease
         if lease is None:
             return trial
-        record = trial.segment or SegmentRecord(epoch=lease.epoch, running=False, started_s=now_s)
+        record = with_open_use(trial, sweep.folder(trial))
+        record = record or SegmentRecord(epoch=lease.epoch, running=False, started_s=now_s)
         record = _ended(record, trial, command.state, command.reason, now_s)
         self._put(sweep, trial, SEGMENT_KEY, encode(record))
         try:
@@ -251,7 +254,8 @@ class Executor:
     def _give_up(self, sweep: SweepState, command: GiveUp, now_s: float) -> TrialRecords:
         trial, reason = command.trial, command.reason
         log.error("Trial %s of %s fails: %s", trial.number, sweep.id, reason)
-        record = trial.segment or SegmentRecord(epoch=0, running=False, started_s=now_s, segments=0)
+        record = with_open_use(trial, sweep.folder(trial))
+        record = record or SegmentRecord(epoch=0, running=False, started_s=now_s, segments=0)
         record = _ended(record, trial, "failed", reason, now_s)
         self._put(sweep, trial, SEGMENT_KEY, encode(record))
         self.give_up_run(sweep, trial, record, reason)
@@ -274,7 +278,8 @@ class Executor:
             if isinstance(command, ContinueTrial):
                 return writer.continue_trial(trial)
             self._hold_back(trial)
-            return writer.restart_from_scratch(trial, self.tags(sweep, trial), now_s)
+            used = replace(trial, segment=with_open_use(trial, sweep.folder(trial)))
+            return writer.restart_from_scratch(used, self.tags(sweep, trial), now_s)
         except HermesError as error:
             log.warning("Trial %s of %s is cleared later: %s", trial.number, sweep.id, error)
         return trial
@@ -357,6 +362,28 @@ def closed_segment(trial: TrialRecords, folder: TrialFolder) -> SegmentRecord | 
         return None
     start = read_start(folder, trial.segment.epoch)
     return closed(trial.segment, folder, trial.left, ran_s=start.ran_s if start else None)
+
+
+def with_open_use(trial: TrialRecords, folder: TrialFolder) -> SegmentRecord | None:
+    """Return the record with the use of GPUs by a segment whose task was lost before it closed it.
+
+    The folder has it, unless it is on another machine. A killed process has not written its end.
+    """
+    record, lease = trial.segment, trial.lease
+    if record is None or lease is None or not record.running:
+        return record
+    segments, start = folder.segments(), read_start(folder, record.epoch)
+    if lease.pod is None:
+        segments = all_ended(segments, record.epoch, folder.last_sign_s())
+    used = closed_use(segments, record, start.ran_s if start else None, time.time())
+    return replace(
+        record,
+        spans=used.spans,
+        sizes=used.sizes,
+        held=used.held,
+        batches=used.batches,
+        service_gpu_s=used.service_gpu_s,
+    )
 
 
 def _ended(
