@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.airflow.client import TaskKey
+from hermes_ops.airflow.control.cleanup.user_clear import asks_from_scratch
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import IMPOSSIBLE, TrialRecords, TrialState
 from hermes_ops.airflow.metadata_rows import TaskInstanceRow, TaskRank
@@ -25,7 +27,7 @@ from hermes_ops.airflow.records import (
     StopFlag,
     decode,
 )
-from tests.unit.airflow.builders import Journal, sweep_with
+from tests.unit.airflow.builders import Journal, lease, row, segment, sweep_with
 from tests.unit.airflow.control.trial_records import any_records
 
 CLOSE = CloseRecord("the budget is spent")
@@ -72,6 +74,18 @@ class World(Journal):
             self.change(stop=decode(StopFlag, value))
         elif key == SEGMENT_KEY:
             self.change(segment=decode(SegmentRecord, value))
+
+    def note(self, task: TaskKey, text: str) -> None:
+        self._write()
+        self.change_task(note=text)
+
+    def set_aside(self, trial: Any, reason: str) -> None:
+        self._write()
+        super().set_aside(trial, reason)
+
+    def open_trial(self, ref: Any, number: int, config: Any, tags: Any, **options: Any) -> str:
+        self._write()
+        return super().open_trial(ref, number, config, tags, **options)
 
     def skip(self, tasks: Iterable[TaskKey]) -> None:
         self._write()
@@ -186,3 +200,22 @@ def test_what_a_round_has_written_is_not_written_again_by_the_next_one(
     settled = world.trial
     settle(world, None, 300.0)
     assert world.trial == settled
+
+
+@pytest.mark.parametrize("writes", range(7))
+def test_a_trial_begins_from_scratch_once_and_keeps_its_use_whenever_the_controller_is_killed(
+    writes: int,
+) -> None:
+    used = segment(2, False, final="failed", spans=((5.0, 7.0),), sizes=(2,), service_gpu_s=4.0)
+    asked = row(state="scheduled", note="from scratch")
+    trial = TrialRecords(asked, lease(2), None, used)
+    world = World(trial=trial, opened={0: {"rate": 0.1}}, writes_left=writes)
+    for number in range(3):
+        settle(world, None, 200.0 + number)
+    again, own = world.trial.segment, world.trial.lease
+    assert again is not None
+    assert own is not None
+    assert (again.final, again.spans, again.earlier_spans) == (None, (), ((5.0, 7.0),))
+    assert (again.earlier_gpu_s, own.anew, own.revoked) == (4.0, 3, True)
+    assert not asks_from_scratch(world.trial.row.note)
+    assert world.trial.state is TrialState.WAITING
