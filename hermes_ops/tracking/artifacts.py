@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from hermes_ops.confined_folder import DOCUMENT_BYTES, ConfinedFolder
 from hermes_ops.errors import HermesError, Refused, Unavailable
-from hermes_ops.tracking.rest import RestClient, quoted
+from hermes_ops.tracking.rest import EXISTS, RestClient, quoted
 
 _PROXY = "/api/2.0/mlflow-artifacts/artifacts"
 _BLOCK_BYTES = 1 << 20
@@ -87,13 +87,7 @@ class Artifacts:
 
     def _entries(self, run_id: str, path: str) -> Iterator[dict[str, Any]]:
         query = {"run_id": run_id, **({"path": path} if path else {})}
-        while True:
-            answer = self._rest.get("artifacts/list", query)
-            yield from answer.get("files", ())
-            token = answer.get("next_page_token", "")
-            if not token:
-                return
-            query = {**query, "page_token": token}
+        return self._rest.get_pages("artifacts/list", query, "files")
 
     def download(self, run_id: str, path: str, folder: Path) -> tuple[Path, ...]:
         """Copy the artifacts below `path` into `folder`, keeping their paths; return the files."""
@@ -228,7 +222,7 @@ class Registry:
         try:
             self._rest.post("registered-models/create", {"name": name})
         except Refused as error:
-            if error.code != "RESOURCE_ALREADY_EXISTS":
+            if error.code != EXISTS:
                 raise
         info = self._rest.get("runs/get", {"run_id": run_id})["run"]["info"]
         source = f"{info['artifact_uri'].rstrip('/')}/{path}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.errors import Refused
-from hermes_ops.tracking.rest import RestClient, tag_filter
+from hermes_ops.tracking.rest import MISSING, RestClient, tag_filter
 from hermes_ops.tracking.runs import KIND, SWEEP, TRIAL, SweepRun, has_tags, sweep_of, tags_of
 
 _PAGE = 1_000
@@ -66,16 +66,11 @@ class Deletion:
     def registered(self) -> dict[str, str]:
         """Return the versions of registered models by the id of their source run."""
         versions: dict[str, str] = {}
-        query: dict[str, Any] = {"max_results": _PAGE}
-        while True:
-            answer = self._rest.get("model-versions/search", query)
-            for version in answer.get("model_versions", ()):
-                if run_id := version.get("run_id"):
-                    versions[run_id] = f"models:/{version['name']}/{version['version']}"
-            token = answer.get("next_page_token", "")
-            if not token:
-                return versions
-            query = {**query, "page_token": token}
+        query = {"max_results": _PAGE}
+        for version in self._rest.get_pages("model-versions/search", query, "model_versions"):
+            if run_id := version.get("run_id"):
+                versions[run_id] = f"models:/{version['name']}/{version['version']}"
+        return versions
 
     def models_of(self, experiments: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
         """Return the ids of the models that were logged by these runs."""
@@ -83,7 +78,7 @@ class Deletion:
         if not body["experiment_ids"]:
             return ()
         run_ids = set(runs)
-        models = self._rest.pages("logged-models/search", body, "models")
+        models = self._rest.post_pages("logged-models/search", body, "models")
         infos = (model.get("info", {}) for model in models)
         return tuple(i["model_id"] for i in infos if i.get("source_run_id") in run_ids)
 
@@ -94,7 +89,7 @@ class Deletion:
             if run["info"].get("lifecycle_stage") != "deleted":
                 self._rest.post("runs/delete", {"run_id": run_id})
         except Refused as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
+            if error.code != MISSING:
                 raise
 
     def delete_model(self, model_id: str) -> None:
@@ -102,31 +97,28 @@ class Deletion:
         try:
             self._rest.send("DELETE", f"/api/2.0/mlflow/logged-models/{model_id}")
         except Refused as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
+            if error.code != MISSING:
                 raise
 
     def _children(self, run_id: str, experiment: str) -> Iterator[str]:
-        body = {
-            "experiment_ids": [experiment],
-            "filter": tag_filter({_PARENT: run_id}),
-            "run_view_type": "ALL",
-            "max_results": _PAGE,
-        }
-        for run in self._rest.pages("runs/search", body, "runs"):
+        for run in self._search([experiment], {_PARENT: run_id}, "ALL"):
             yield str(run["info"]["run_id"])
 
     def _runs(self, tags: dict[str, str], view: str) -> Iterator[dict[str, Any]]:
         search = {"max_results": _PAGE, "view_type": view}
         experiments = [
             e["experiment_id"]
-            for e in self._rest.pages("experiments/search", search, "experiments")
+            for e in self._rest.post_pages("experiments/search", search, "experiments")
         ]
-        if not experiments:
-            return
+        return self._search(experiments, tags, view) if experiments else iter(())
+
+    def _search(
+        self, experiments: list[str], tags: dict[str, str], view: str
+    ) -> Iterator[dict[str, Any]]:
         body = {
             "experiment_ids": experiments,
             "filter": tag_filter(tags),
             "run_view_type": view,
             "max_results": _PAGE,
         }
-        yield from self._rest.pages("runs/search", body, "runs")
+        return self._rest.post_pages("runs/search", body, "runs")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -18,12 +17,12 @@ from hermes_ops.errors import ConfigError, Refused
 from hermes_ops.tracking.curves import CurveReader
 from hermes_ops.tracking.documents import fetch_sweep_file
 from hermes_ops.tracking.rest import chunked_tag, joined_json, legal_name
-from hermes_ops.tracking.runs import NAME, RUN_STATUS, SweepRun, TrialRun
+from hermes_ops.tracking.runs import NAME, RUN_STATUS, SweepRun, TrialRun, number_in
 from hermes_ops.tracking.summary import CollectedSweep
 from hermes_ops.tracking.tracker import Tracker
 
 MOST_PAST_TRIALS = 256
-_MOST_SWEEPS = 16
+MOST_SWEEPS = 16
 
 
 def past_trials(
@@ -47,8 +46,7 @@ def past_trials(
     and a request for each trial. Raise Unavailable, Refused.
     """
     past: list[PastTrial] = []
-    ended = [s for s in tracker.sweeps(experiment_name) if s.state in RUN_STATUS]
-    for sweep in ended[:_MOST_SWEEPS]:
+    for sweep in _ended(tracker, experiment_name)[:MOST_SWEEPS]:
         if len(past) >= limit:
             break
         always, every = frozenset(names), frozenset((*names, *sometimes))
@@ -85,9 +83,6 @@ def _past(trial: TrialRun, points: CurvePoints, sign: float, total_steps: int | 
     return PastTrial(tuple(trial.config.items()), packed, steps)
 
 
-MOST_SWEEPS = 16
-
-
 @dataclass(frozen=True, slots=True)
 class SweepCost:
     """The cost of an ended sweep: GPU-seconds an epoch of each trial, total GPU and wall time."""
@@ -106,7 +101,7 @@ def earlier_spending(
     Sweeps without a trained epoch are left out. Raise Unavailable.
     """
     costs = []
-    for run in [s for s in tracker.sweeps(experiment) if s.state in RUN_STATUS][:MOST_SWEEPS]:
+    for run in _ended(tracker, experiment)[:MOST_SWEEPS]:
         try:
             ref = run.ref
             document = fetch_sweep_file(tracker.artifacts, ref.parent_run_id, ref.sweep_id)
@@ -128,10 +123,7 @@ def _spent(run: SweepRun, trials: tuple[TrialRun, ...]) -> SweepCost:
 
 
 def _tag_value(trial: TrialRun, tag: str) -> float:
-    try:
-        return float(trial.tags.get(tag, 0))
-    except ValueError:
-        return 0.0
+    return number_in(trial.tags.get(tag)) or 0.0
 
 
 NIGHTLY = "hermes.nightly"
@@ -161,7 +153,7 @@ def last_best_config(
 
     A sweep whose objective was another one does not count.
     """
-    found = map(_night, _ended(tracker, experiment, schedule))
+    found = map(_night, _ended_nights(tracker, experiment, schedule))
     return next((n.config for n in found if n.config and n.objective in ("", objective)), None)
 
 
@@ -170,33 +162,31 @@ def earlier_nights(tracker: Tracker, sweep: SweepRun, count: int) -> tuple[Night
     schedule = sweep.tags.get(NIGHTLY)
     if schedule is None or count == 0:
         return ()
-    runs = _ended(tracker, sweep.tags.get(NAME, sweep.name), schedule)
+    runs = _ended_nights(tracker, sweep.tags.get(NAME, sweep.name), schedule)
     earlier = (r for r in runs if r.started_ms < sweep.started_ms)
     return tuple(map(_night, earlier))[:count]
 
 
-def _ended(tracker: Tracker, experiment: str, schedule: str) -> Iterator[SweepRun]:
-    for run in tracker.sweeps(experiment):
-        if run.tags.get(NIGHTLY) == schedule and run.state in RUN_STATUS:
-            yield run
+def _ended(tracker: Tracker, experiment: str) -> list[SweepRun]:
+    return [run for run in tracker.sweeps(experiment) if run.state in RUN_STATUS]
+
+
+def _ended_nights(tracker: Tracker, experiment: str, schedule: str) -> list[SweepRun]:
+    return [run for run in _ended(tracker, experiment) if run.tags.get(NIGHTLY) == schedule]
 
 
 def _night(run: SweepRun) -> Night:
-    best = _number(run.tags.get(BEST))
     return Night(
         sweep=run.ref.sweep_id,
         started_s=run.started_ms / 1_000,
         state=run.state,
-        best=best,
+        best=_finite(run.tags.get(BEST)),
         config=joined_json(BEST_CONFIG, run.tags) or {},
-        gpu_seconds=_number(run.tags.get(GPU_SECONDS)),
+        gpu_seconds=_finite(run.tags.get(GPU_SECONDS)),
         objective=run.tags.get(OBJECTIVE, ""),
     )
 
 
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else math.nan
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+def _finite(tag: str | None) -> float | None:
+    value = number_in(tag)
+    return value if value is not None and isfinite(value) else None

@@ -91,7 +91,7 @@ class Overview:
             "max_results": min(most, _PAGE),
             "order_by": ["attributes.start_time ASC"],
         }
-        runs = islice(self._rest.pages("runs/search", body, "runs"), most)
+        runs = islice(self._rest.post_pages("runs/search", body, "runs"), most)
         trials = [trial_of(run) for run in runs if has_tags(run, key) and is_numbered(run)]
         of_sweep = [t for t in trials if t.tags.get("mlflow.parentRunId") == sweep.parent_run_id]
         return tuple(sorted(of_sweep, key=lambda trial: trial.number))

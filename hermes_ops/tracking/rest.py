@@ -27,7 +27,8 @@ _ATTEMPTS = 2
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAY_BE_MISSING = 404
 _ARTIFACTS = "/mlflow-artifacts/"  # of these alone MLflow answers 404 without its code
-MISSING = "RESOURCE_DOES_NOT_EXIST"
+MISSING, EXISTS = "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"
+"""MLflow's codes of errors."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -76,15 +77,13 @@ class RestClient:
         )
         return _object(response.content)
 
-    def pages(self, path: str, body: Json, key: str) -> Iterator[dict[str, Any]]:
-        """Yield the entries of every page of a search (POST)."""
-        token = ""
-        while True:
-            answer = self.post(path, {**body, "page_token": token} if token else body)
-            yield from answer.get(key, ())
-            token = answer.get("next_page_token", "")
-            if not token:
-                return
+    def get_pages(self, path: str, query: Json, key: str) -> Iterator[dict[str, Any]]:
+        """Yield the entries of every page that GET returns."""
+        return _entries(lambda page: self.get(path, page), query, key)
+
+    def post_pages(self, path: str, body: Json, key: str) -> Iterator[dict[str, Any]]:
+        """Yield the entries of every page that POST returns."""
+        return _entries(lambda page: self.post(path, page), body, key)
 
     def send(
         self,
@@ -173,6 +172,16 @@ class RestClient:
         if response.status_code == _MAY_BE_MISSING and not code and _ARTIFACTS in path:
             code = MISSING
         raise Refused(f"{where} refused {path}: {answer}", code)
+
+
+def _entries(fetch: Callable[[Json], Json], request: Json, key: str) -> Iterator[dict[str, Any]]:
+    page = request
+    while True:
+        answer = fetch(page)
+        yield from answer.get(key, ())
+        if not (token := answer.get("next_page_token", "")):
+            return
+        page = {**request, "page_token": token}
 
 
 def _new_client(uri: str, timeout_s: float, env: Mapping[str, str]) -> httpx.Client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,12 +75,8 @@ class TrialRun:
 
     def timing_s(self, name: str) -> float | None:
         """Return one of TIMINGS as last measured, in seconds; None when it was not."""
-        text = self.tags.get(f"hermes.{name}")
-        try:
-            seconds = float(text) if text is not None else math.nan
-        except ValueError:
-            return None
-        return seconds if math.isfinite(seconds) and seconds >= 0 else None
+        seconds = number_in(self.tags.get(f"hermes.{name}"))
+        return seconds if seconds is not None and 0 <= seconds < math.inf else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +95,23 @@ class SweepRun:
 def tags_of(run: Mapping[str, Any]) -> dict[str, str]:
     """Return the tags of a run."""
     return {t["key"]: t.get("value", "") for t in run.get("data", {}).get("tags", ())}
+
+
+def number_in(tag: str | None) -> float | None:
+    """Return the number that a tag holds; None where it is no number, or there is no tag."""
+    try:
+        return None if tag is None else float(tag)
+    except ValueError:
+        return None
+
+
+def number_pairs(key: str, tags: Mapping[str, str]) -> Iterator[tuple[float, float]]:
+    """Yield the pairs of numbers of a tag that holds a JSON list of them; skip what is none."""
+    found = joined_json(key, tags)
+    for pair in found if isinstance(found, list) else ():
+        match pair:
+            case [int() | float() as first, int() | float() as second]:
+                yield float(first), float(second)
 
 
 def has_tags(run: Mapping[str, Any], tags: Mapping[str, str]) -> bool:
@@ -167,13 +180,7 @@ def sweep_of(run: Mapping[str, Any]) -> SweepRun:
 
 def ended_spans_of(tags: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
     """Return the spans, in Unix seconds, between an end of a run and its continuation."""
-    found = joined_json(ENDED_SPANS, tags)
-    pairs = [each for each in found if isinstance(each, list)] if isinstance(found, list) else []
-    return tuple(
-        (float(pair[0]), float(pair[1]))
-        for pair in pairs
-        if len(pair) == 2 and all(isinstance(moment, int | float) for moment in pair)
-    )
+    return tuple(number_pairs(ENDED_SPANS, tags))
 
 
 def with_ended_span(run: Mapping[str, Any], now_s: float) -> dict[str, str]:

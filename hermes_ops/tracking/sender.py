@@ -202,13 +202,12 @@ _MAX_RANGES_OF_NAME = 1_000  # each new step is looked for in all of them
 
 @dataclass(frozen=True, slots=True)
 class SpoolEntry:
-    """A metric of the file; `end` is the byte offset behind its line, `time_ms` Unix time."""
+    """A metric of the file; `time_ms` is Unix time."""
 
     name: str
     value: float
     step: int
     time_ms: int
-    end: int
 
 
 def read_lines(
@@ -228,14 +227,14 @@ def read_lines(
             if not line.endswith(b"\n") and len(line) < _BLOCK_BYTES:
                 return
             offset += len(line)
-            yield _parsed(line, offset), offset
+            yield _parsed(line), offset
 
 
-def _parsed(text: bytes, end: int) -> SpoolEntry | None:
+def _parsed(text: bytes) -> SpoolEntry | None:
     try:
         entry = json.loads(text)
         name, step, time_ms = entry["name"], entry["step"], entry["time_ms"]
-        line = SpoolEntry(name, float(entry["value"]), int(step), int(time_ms), end)
+        line = SpoolEntry(name, float(entry["value"]), int(step), int(time_ms))
         # MLflow does not refuse a number too great for it: it would store step 0.
         is_storable = abs(line.step) < _TOO_GREAT and 0 <= line.time_ms < _TOO_GREAT
         return line if is_storable and isinstance(name, str) else None
@@ -299,6 +298,5 @@ def load_offset(path: Path) -> int:
 
 def save_offset(path: Path, offset: int) -> None:
     """Replace the stored offset atomically."""
-    state: dict[str, Any] = {"offset": offset}
     folder, name = confined(path)
-    folder.replace(name, json.dumps(state).encode())
+    folder.replace(name, json.dumps({"offset": offset}).encode())

@@ -11,16 +11,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.curves import CurveReader, SweepCurves
-from hermes_ops.tracking.rest import legal_name
-from hermes_ops.tracking.runs import RUN_STATUS, SweepRef, SweepRun, TrialRun, ended_spans_of
-from hermes_ops.tracking.sender import SpoolEntry, read_lines
+from hermes_ops.tracking.rest import MISSING, legal_name
+from hermes_ops.tracking.runs import (
+    RUN_STATUS,
+    SweepRef,
+    SweepRun,
+    TrialRun,
+    ended_spans_of,
+    number_in,
+)
+from hermes_ops.tracking.sender import read_lines
 from hermes_ops.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -49,7 +56,7 @@ def require_sweep(tracker: Tracker, sweep_id: str, experiment_name: str | None =
     if ref is None:
         raise Refused(
             f"MLflow at {tracker.uri} knows no sweep {sweep_id!r}. `hermes sweep list` shows them.",
-            "RESOURCE_DOES_NOT_EXIST",
+            MISSING,
         )
     return ref
 
@@ -90,7 +97,7 @@ def collect(
         pool_slots=_known(pool_slots, run.tags.get("hermes.pool_slots")),
         max_slots_used=_known(max_slots_used, run.tags.get("hermes.max_slots_used")),
         metrics=tuple(others),
-        reason=next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), ""),
+        reason=_reason(run),
         deadline=deadline_result(run),
         ended_seconds=sum(until_s - ended_s for ended_s, until_s in ended_spans_of(run.tags)),
     )
@@ -104,13 +111,17 @@ DEADLINE_TAG = "hermes.deadline"
 
 def deadline_result(run: SweepRun) -> DeadlineResult | None:
     """Return whether a sweep has kept its deadline, by its run's tags; None without one."""
-    at_s = _number(run.tags.get(DEADLINE_TAG))
+    at_s = number_in(run.tags.get(DEADLINE_TAG))
     if at_s is None:
         return None
-    reason = next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), "")
     has_ended = run.state in RUN_STATUS
     ended_s = None if run.ended_ms is None else run.ended_ms / 1_000
-    return DeadlineResult.from_end(at_s, has_ended=has_ended, reason=reason, ended_s=ended_s)
+    return DeadlineResult.from_end(at_s, has_ended=has_ended, reason=_reason(run), ended_s=ended_s)
+
+
+def _reason(run: SweepRun) -> str:
+    """Return why the sweep has ended; empty where no tag holds it."""
+    return next((run.tags[tag] for tag in WHY_TAGS if tag in run.tags), "")
 
 
 def _trial(
@@ -126,12 +137,12 @@ def _trial(
         number=run.number,
         state=run.state,
         config=run.config,
-        final=points[-1][1] if points else _number(run.tags.get("hermes.final")),
+        final=points[-1][1] if points else number_in(run.tags.get("hermes.final")),
         best=_best((value for _, value, _ in points), direction),
-        steps=points[-1][0] if points else int(_number(run.tags.get("hermes.steps")) or 0),
-        segments=int(_number(totals.get("hermes.segments")) or len(segments)),
-        preemptions=int(_number(totals.get("hermes.preemptions")) or preempted),
-        gpu_seconds=_number(totals.get("hermes.gpu_seconds")) or gpu_s,
+        steps=points[-1][0] if points else int(number_in(run.tags.get("hermes.steps")) or 0),
+        segments=int(number_in(totals.get("hermes.segments")) or len(segments)),
+        preemptions=int(number_in(totals.get("hermes.preemptions")) or preempted),
+        gpu_seconds=number_in(totals.get("hermes.gpu_seconds")) or gpu_s,
         sizes=tuple(len(segment.gpus) for segment in segments),
         batches=batches_of(segments),
         metrics=seen,
@@ -153,17 +164,10 @@ def _best(values: Iterable[float], direction: str) -> float | None:
     return max(finite) if direction == "maximize" else min(finite)
 
 
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
-
-
 def _known(configured: int | None, tag: str | None) -> int | None:
     if configured is not None:
         return configured
-    value = _number(tag)
+    value = number_in(tag)
     return None if value is None else int(value)
 
 
@@ -243,14 +247,11 @@ def best_and_final(metrics_file: Path, metric: str, direction: str) -> dict[str,
     """
     best = final = None
     if metrics_file.exists() and metrics_file.stat().st_size <= _MOST_BYTES:
-        values = [line.value for line, _ in read_lines(metrics_file, 0) if _is(line, metric)]
+        lines = (line for line, _ in read_lines(metrics_file, 0) if line is not None)
+        values = [line.value for line in lines if line.name == metric]
         final = values[-1] if values else None
         best = _best(values, direction)
     return {"best": best, "final": final}
-
-
-def _is(line: SpoolEntry | None, metric: str) -> TypeGuard[SpoolEntry]:
-    return line is not None and line.name == metric
 
 
 def _entry(name: str, value: float, at_ms: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from hermes_ops.tracking.deletion import Deletion
 from hermes_ops.tracking.documents import SWEEP_FILE, json_objects
 from hermes_ops.tracking.overview import Overview
 from hermes_ops.tracking.rest import (
+    EXISTS,
     MISSING,
     RestClient,
     chunked_tag,
@@ -154,12 +155,6 @@ class Tracker:
         parsed = map(sweep_of, runs)
         return {run.ref.sweep_id: run for run in parsed}
 
-    def finish_sweep(
-        self, parent_run_id: str, state: str, tags: Mapping[str, str] | None = None
-    ) -> None:
-        """End the parent run in a final state (finished, failed, cancelled)."""
-        self._finish(parent_run_id, state, tags)
-
     def reopen(
         self, run_id: str, drop: Sequence[str] = (), tags: Mapping[str, str] | None = None
     ) -> None:
@@ -174,6 +169,14 @@ class Tracker:
             self._rest.post("runs/delete-tag", {"run_id": run_id, "key": key})
         self.set_tags(run_id, {**spans, **(tags or {}), STATE: "running"})
         self._rest.post("runs/update", {"run_id": run_id, "status": "RUNNING"})
+
+    def finish(self, run_id: str, state: str, tags: Mapping[str, str] | None = None) -> None:
+        """End the run of a sweep or of a trial in a final state: a key of RUN_STATUS."""
+        if state not in RUN_STATUS:
+            raise ValueError(f"{state!r} is not a final state: {', '.join(RUN_STATUS)}")
+        self.set_tags(run_id, {**(tags or {}), STATE: state})
+        body = {"run_id": run_id, "status": RUN_STATUS[state], "end_time": self._now_ms()}
+        self._rest.post("runs/update", body)
 
     # Trials
 
@@ -258,14 +261,10 @@ class Tracker:
         in_order = sorted(trials.values(), key=lambda t: (t.number, t.started_ms, t.run_id))
         return None if own is None else sweep_of(own), tuple(in_order)
 
-    def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str] | None = None) -> None:
-        """End a trial in a final state: finished, failed, stopped_early or cancelled."""
-        self._finish(run_id, state, tags)
-
     def set_aside(self, trial: TrialRun, reason: str) -> None:
         """Detach a trial's run from its sweep, so that `open_trial` creates another; keep it."""
         if trial.is_open:
-            self.finish_trial(trial.run_id, "cancelled")
+            self.finish(trial.run_id, "cancelled")
         self.set_tags(trial.run_id, {KIND: SET_ASIDE_KIND, "hermes.reason": reason})
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
@@ -290,14 +289,7 @@ class Tracker:
     def history(self, run_id: str, metric: str) -> tuple[LatestMetric, ...]:
         """Return every stored point of a metric, by time."""
         query = {"run_id": run_id, "metric_key": legal_name(metric), "max_results": _HISTORY_PAGE}
-        points: list[LatestMetric] = []
-        while True:
-            answer = self._rest.get("metrics/get-history", query)
-            points.extend(metric_of(m) for m in answer.get("metrics", ()))
-            token = answer.get("next_page_token", "")
-            if not token:
-                return tuple(points)
-            query = {**query, "page_token": token}
+        return tuple(map(metric_of, self._rest.get_pages("metrics/get-history", query, "metrics")))
 
     def stretch(
         self, run_id: str, metric: str, first_step: int, last_step: int
@@ -412,15 +404,8 @@ class Tracker:
             "max_results": _PAGE,
             "order_by": ["attributes.start_time ASC"],
         }
-        runs = [r for r in self._rest.pages("runs/search", body, "runs") if has_tags(r, tags)]
+        runs = [r for r in self._rest.post_pages("runs/search", body, "runs") if has_tags(r, tags)]
         return sorted(runs, key=lambda r: (int(r["info"]["start_time"]), r["info"]["run_id"]))
-
-    def _finish(self, run_id: str, state: str, tags: Mapping[str, str] | None) -> None:
-        if state not in RUN_STATUS:
-            raise ValueError(f"{state!r} is not a final state: {', '.join(RUN_STATUS)}")
-        self.set_tags(run_id, {**(tags or {}), STATE: state})
-        body = {"run_id": run_id, "status": RUN_STATUS[state], "end_time": self._now_ms()}
-        self._rest.post("runs/update", body)
 
     def _log_in_batches(self, run_id: str, kind: str, entries: list[dict[str, str]]) -> None:
         for entries_of_batch in in_batches(entries):
@@ -438,7 +423,7 @@ class Tracker:
             try:
                 return str(self._rest.post("experiments/create", {"name": name})["experiment_id"])
             except Refused as error:
-                if error.code != "RESOURCE_ALREADY_EXISTS":
+                if error.code != EXISTS:
                     raise
                 experiment = self._experiment_named(name)  # another process created it
                 if experiment is None:
@@ -459,7 +444,7 @@ class Tracker:
 
     def _experiments(self) -> list[dict[str, Any]]:
         body = {"max_results": _PAGE}
-        return list(self._rest.pages("experiments/search", body, "experiments"))
+        return list(self._rest.post_pages("experiments/search", body, "experiments"))
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1_000)

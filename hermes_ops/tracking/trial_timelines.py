@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from hermes_ops.core.summary import Segment
 from hermes_ops.core.usage import TrialUse
-from hermes_ops.tracking.rest import chunked_tag, joined_json
+from hermes_ops.tracking.rest import chunked_tag
 from hermes_ops.tracking.runs import (
     EXTENDED,
     RUN_STATUS,
@@ -17,6 +17,7 @@ from hermes_ops.tracking.runs import (
     SweepRun,
     TrialRun,
     ended_spans_of,
+    number_pairs,
 )
 from hermes_ops.tracking.tracker import Tracker
 
@@ -84,15 +85,7 @@ def _ended_spans(runs: Sequence[TrialRun]) -> Iterator[Span]:
 
 def _extensions(tags: Mapping[str, str]) -> tuple[tuple[int, float], ...]:
     """Return the number of the first new trial of each extension of a sweep, and its Unix time."""
-    found = joined_json(EXTENDED, tags)
-    entries: Iterable[object] = found if isinstance(found, list) else ()
-    return tuple(
-        (int(entry[0]), float(entry[1]))
-        for entry in entries
-        if isinstance(entry, list)
-        and len(entry) == 2
-        and all(isinstance(number, int | float) for number in entry)
-    )
+    return tuple((int(trials), at_s) for trials, at_s in number_pairs(EXTENDED, tags))
 
 
 def with_extension(tags: Mapping[str, str], trials: int, now_s: float) -> dict[str, str]:

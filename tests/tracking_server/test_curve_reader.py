@@ -119,7 +119,7 @@ def test_the_last_points_of_a_trial_that_ended_between_two_reads_are_read(
     log(tracker, run_id, (1, 0.9, 1_000))
     reader.fetch(sweep)
     log(tracker, run_id, (2, 0.8, 2_000), (3, 0.7, 3_000))
-    tracker.finish_trial(run_id, "finished")
+    tracker.finish(run_id, "finished")
     assert [p[0] for p in reader.fetch(sweep).points[0]] == [1, 2, 3]
     assert [p[0] for p in reader.fetch(sweep).points[0]] == [1, 2, 3]
 
@@ -185,7 +185,7 @@ def test_the_last_values_beside_the_objective_of_a_trial_that_ended_are_read(
     log(tracker, run_id, (1, 0.9, 1_000))
     reader.fetch(sweep)
     log(tracker, run_id, (1, 15.0, 2_000), name="latency")
-    tracker.finish_trial(run_id, "finished")
+    tracker.finish(run_id, "finished")
     assert reader.fetch(sweep).constraint_metrics == {"latency": {0: ((1, 15.0, 2_000),)}}
     tracker.open_trial(sweep, 1, {})
     assert reader.fetch(sweep).constraint_metrics == {"latency": {0: ((1, 15.0, 2_000),)}}
@@ -204,7 +204,7 @@ def test_a_summary_is_collected_from_mlflow_alone(
             Segment(0, 2, (0,), 2.0, 3.5, 1, 3, "finished"),
         ],
     )
-    tracker.finish_trial(runs[0], "finished")
+    tracker.finish(runs[0], "finished")
 
     def now(state: str) -> list[str]:
         found = collect(tracker, sweep, metric="loss", direction="minimize", max_trials=4)
@@ -212,8 +212,8 @@ def test_a_summary_is_collected_from_mlflow_alone(
         return [t.state for t in found.summary.trials]
 
     assert now("running") == ["finished", "running", "pending", "pending"]
-    tracker.finish_trial(runs[1], "failed")
-    tracker.finish_sweep(sweep.parent_run_id, "finished", {"hermes.max_slots_used": "2"})
+    tracker.finish(runs[1], "failed")
+    tracker.finish(sweep.parent_run_id, "finished", {"hermes.max_slots_used": "2"})
     assert now("finished") == ["finished", "failed", "cancelled", "cancelled"]
     collected = collect(
         tracker, sweep, metric="loss", direction="minimize", max_trials=4, pool_slots=2

@@ -53,7 +53,7 @@ def test_the_best_so_far_is_that_of_a_trial_which_has_not_failed(
     assert tracker.overview.best(sweep, maximize=False) is None
     for number, value in enumerate((0.5, 0.25, 0.125)):
         best(tracker, tracker.open_trial(sweep, number, {}), value)
-    tracker.finish_trial(tracker.trials(sweep)[2].run_id, "failed")
+    tracker.finish(tracker.trials(sweep)[2].run_id, "failed")
     assert tracker.overview.best(sweep, maximize=False) == 0.25
     assert tracker.overview.best(sweep, maximize=True) == 0.5
 

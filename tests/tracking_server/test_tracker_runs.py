@@ -202,9 +202,9 @@ def test_a_final_state_sets_the_status_of_the_run(
     tracker: Tracker, sweep: SweepRef, state: str, status: str
 ) -> None:
     run_id = tracker.open_trial(sweep, 0, {})
-    tracker.finish_trial(run_id, state, {"hermes.best": "0.25"})
-    tracker.finish_trial(run_id, state)
-    tracker.finish_sweep(sweep.parent_run_id, state)
+    tracker.finish(run_id, state, {"hermes.best": "0.25"})
+    tracker.finish(run_id, state)
+    tracker.finish(sweep.parent_run_id, state)
     (trial,) = tracker.trials(sweep)
     assert (trial.state, trial.status, trial.tags["hermes.best"]) == (state, status, "0.25")
     assert trial.ended_ms is not None
@@ -316,7 +316,7 @@ def test_a_sweep_is_found_though_its_experiment_was_renamed(tracker: Tracker) ->
 
 def test_the_sweeps_of_an_experiment_are_listed_newest_first(tracker: Tracker) -> None:
     made = [tracker.ensure_sweep("listed", f"listed__{n}", "name: listed\n") for n in range(3)]
-    tracker.finish_sweep(made[0].parent_run_id, "finished")
+    tracker.finish(made[0].parent_run_id, "finished")
     found = tracker.sweeps("listed")
     assert {s.ref for s in found} == set(made)
     assert [s.started_ms for s in found] == sorted((s.started_ms for s in found), reverse=True)

@@ -50,9 +50,9 @@ def test_the_time_between_an_end_and_the_continuation_is_known_of_sweep_and_tria
     timed.save_segments(run_id, [held(1, 1_010.0, 1_020.0)])
     for ended_s, continued_s in ((1_030.0, 5_000.0), (6_000.0, 9_000.0)):
         clock.now_s = ended_s
-        timed.finish_trial(run_id, "cancelled")
+        timed.finish(run_id, "cancelled")
         clock.now_s = ended_s + 1.0
-        timed.finish_sweep(begun.parent_run_id, "cancelled")
+        timed.finish(begun.parent_run_id, "cancelled")
         clock.now_s = continued_s
         timed.reopen(run_id)
         timed.reopen(begun.parent_run_id)
@@ -70,7 +70,7 @@ def test_what_a_trial_held_before_it_restarted_from_scratch_is_its_own(
     first = timed.open_trial(begun, 0, {})
     timed.save_segments(first, [held(1, 1_010.0, 1_020.0), held(2, 1_030.0, None)])
     clock.now_s = 1_040.0
-    timed.finish_trial(first, "failed")
+    timed.finish(first, "failed")
     clock.now_s = 2_000.0
     (trial,) = timed.trials(begun)
     timed.set_aside(trial, "the trial has begun anew from scratch")

@@ -63,7 +63,7 @@ def _ended(tracker: Tracker, ref: SweepRef, config: SweepConfig) -> CollectedSwe
     """Write the sweep's final state and why trials failed; return the sweep's results."""
     tags, parent = tracker.sweep(ref).tags, ref.parent_run_id
     closed, failed = CLOSED_TAG in tags, FAILED_TAG in tags
-    tracker.finish_sweep(parent, final_state(closed=closed, failed=failed, has_best=True))
+    tracker.finish(parent, final_state(closed=closed, failed=failed, has_best=True))
     collected = collect(
         tracker,
         ref,
@@ -82,7 +82,7 @@ def _ended(tracker: Tracker, ref: SweepRef, config: SweepConfig) -> CollectedSwe
         tracker.set_tags(parent, said)
     if state == summary.state:
         return collected
-    tracker.finish_sweep(parent, state)
+    tracker.finish(parent, state)
     reason = summary.reason or said.get(FAILED_TAG, "")
     return replace(collected, summary=replace(summary, state=state, reason=reason))
 

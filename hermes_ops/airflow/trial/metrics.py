@@ -215,4 +215,4 @@ def finish_run(tracker: Tracker, run_id: str, ending: TrialOutcome, record: Segm
         tags["hermes.first_failure"] = ending.first_failure[:4000]
     if record.cause and ending.state == "failed":
         tags["hermes.cause"] = record.cause
-    tracker.finish_trial(run_id, ending.state, tags)
+    tracker.finish(run_id, ending.state, tags)

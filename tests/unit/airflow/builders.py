@@ -266,7 +266,7 @@ class Journal:
         self._mlflow()
         self.calls.append(("tag", run_id, dict(tags)))
 
-    def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str]) -> None:
+    def finish(self, run_id: str, state: str, tags: Mapping[str, str]) -> None:
         self._mlflow()
         self.calls.append(("finish", run_id, state))
 

@@ -244,8 +244,8 @@ def end_deleted(plan: SweepSpec, client: AirflowClient, tracker: Tracker) -> Non
         reason = f"its DAG run was {what} in Airflow before its report was written"
         for trial in tracker.trials(ref):
             if trial.is_open:
-                tracker.finish_trial(trial.run_id, "cancelled", {"hermes.reason": reason})
-        tracker.finish_sweep(ref.parent_run_id, "cancelled", {CLOSED_TAG: reason})
+                tracker.finish(trial.run_id, "cancelled", {"hermes.reason": reason})
+        tracker.finish(ref.parent_run_id, "cancelled", {CLOSED_TAG: reason})
     except HermesError as error:
         log.warning("What is open of the sweep %s stays so in MLflow: %s", run.sweep_id, error)
 
@@ -276,7 +276,7 @@ def end_unreadable(
     plan = TaskKey(run.dag_id, run.run_id, run.plan_task)
     client.put_state(plan, CLOSE_KEY, encode(close))
     try:
-        tracker.finish_sweep(record.parent_run_id, "failed", {CLOSED_TAG: close.reason})
+        tracker.finish(record.parent_run_id, "failed", {CLOSED_TAG: close.reason})
     except HermesError as error:
         log.warning("MLflow has no word of the end of %s: %s", run.sweep_id, error)
     client.skip(waiting[:MOST_MARKED])  # the others in the next rounds

@@ -182,7 +182,7 @@ class Services(Journal):
     def sweep(self, ref: Any) -> Any:
         return SimpleNamespace(state="running", tags={})
 
-    def finish_sweep(self, run_id: str, state: str, tags: Any) -> None:
+    def finish(self, run_id: str, state: str, tags: Any) -> None:
         pass
 
     # The trials themselves

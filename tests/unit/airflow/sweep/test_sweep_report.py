@@ -22,7 +22,7 @@ class Server(Mlflow):
         self.metrics: dict[str, dict[str, float]] = {}
         self.finished = ""
 
-    def finish_sweep(self, parent_run_id: str, state: str) -> None:
+    def finish(self, parent_run_id: str, state: str) -> None:
         self.finished = state
 
     def log_metrics(self, run_id: str, metrics: list[dict[str, Any]]) -> None:

@@ -41,7 +41,7 @@ class Mlflow:
     def log_metrics(self, run_id: str, metrics: Sequence[Mapping[str, Any]]) -> None:
         self._say("columns", run_id, {m["key"]: m["value"] for m in metrics})
 
-    def finish_trial(self, run_id: str, state: str, tags: Mapping[str, str]) -> None:
+    def finish(self, run_id: str, state: str, tags: Mapping[str, str]) -> None:
         self._say("finish", run_id, state, dict(tags))
 
 

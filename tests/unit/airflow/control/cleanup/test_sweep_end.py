@@ -120,11 +120,9 @@ class Services:
     def trials(self, ref: Any) -> list[Any]:
         return [SimpleNamespace(run_id=f"run-{n}", is_open=n == 0) for n in (0, 1)]
 
-    def finish_trial(self, run_id: str, state: str, tags: dict[str, str]) -> None:
-        self.calls.append((run_id, state, tags["hermes.reason"]))
-
-    def finish_sweep(self, run_id: str, state: str, tags: dict[str, str]) -> None:
-        self.calls.append((run_id, state, tags["hermes.closed"]))
+    def finish(self, run_id: str, state: str, tags: dict[str, str]) -> None:
+        (reason,) = tags.values()
+        self.calls.append((run_id, state, reason))
 
     def settle(self) -> list[tuple[Any, ...]]:
         own: Any = self
