@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hermes_ops.config.files import KeyPath, dotted, printable
 from hermes_ops.config.model import Algorithm, SweepConfig
 from hermes_ops.config.workers import Workers
+from hermes_ops.core.amounts import counted
 from hermes_ops.search.feasible import size_of
 
 WARNINGS_TAG = "hermes.warnings"
@@ -89,7 +90,7 @@ def never_fits(gpus: int, pool: str, slots: int) -> str | None:
     if slots <= 0:
         return f"the pool {pool} has {_none(slots)}: no trial can start while it has none"
     if gpus > slots:
-        have = "1 slot" if slots == 1 else f"{slots} slots"
+        have = counted(slots, "slot")
         return f"a trial needs {gpus} GPUs and the pool {pool} has {have}: no trial can ever start"
     return None
 

@@ -11,6 +11,7 @@ from hermes_ops.config.parameters import PlacedParameter
 from hermes_ops.config.problems import Violation, comma_separated, nearest, violation
 from hermes_ops.config.render import own_batch
 from hermes_ops.config.workers import BatchSpec, LearningRateScale, ResizePoint, Workers
+from hermes_ops.core.amounts import counted
 from hermes_ops.search.space import (
     ChoiceParameter,
     Integer,
@@ -123,8 +124,9 @@ def _one_value(spec: BatchSpec, trial: TrialSpec) -> str:
 
 def _batch_limits(spec: BatchSpec, trial: TrialSpec) -> Iterator[Violation]:
     least = trial.gpu_range.least
+    gpus = counted(least, "GPU")
     if spec.per_gpu_max is not None and spec.per_gpu_max * least < spec.min:
-        found = f"{spec.per_gpu_max}, so at most {spec.per_gpu_max * least} on {_gpus(least)}"
+        found = f"{spec.per_gpu_max}, so at most {spec.per_gpu_max * least} on {gpus}"
         fix = f"write {-(-spec.min // least)} or more, lower trial.batch.min, or raise gpus.min"
         allowed = f"enough for the least batch, {spec.min}"
         yield violation(("trial", "batch", "per_gpu_max"), found, allowed, fix)
@@ -140,7 +142,7 @@ def _batch_values(
 ) -> Iterator[Violation]:
     """Yield a value of the parameter that is no batch, or one outside the range."""
     where, least = ("trial", "batch", "parameter"), trial.gpu_range.least
-    processes = trial.processes(least)
+    processes, gpus = trial.processes(least), counted(least, "GPU")
     for value in _extremes(parameter):
         samples = own_batch(value, processes)
         name = printable(spec.parameter)
@@ -150,7 +152,7 @@ def _batch_values(
             yield violation(where, found, "whole numbers, at least 1", fix)
             return
         if not spec.min <= samples <= spec.max:
-            found = f"{name}, which may be {text(value)}: {samples} samples on {_gpus(least)}"
+            found = f"{name}, which may be {text(value)}: {samples} samples on {gpus}"
             fix = "widen trial.batch.min and max, or narrow the parameter"
             yield violation(where, found, f"batches of {spec.min} to {spec.max}", fix)
             return
@@ -166,7 +168,3 @@ def _extremes(parameter: SearchParameter) -> Sequence[Value]:
         case Quantised():
             return (parameter.at(0), parameter.at(parameter.cardinality - 1))
     return (parameter.from_unit(0.0),)
-
-
-def _gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"

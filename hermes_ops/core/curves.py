@@ -17,10 +17,11 @@ from hermes_ops.core.model import Point
 from hermes_ops.core.packed_curves import LearningCurve
 
 Floats = NDArray[np.float64]
-KEPT = 1 << 15
+CACHED = 1 << 15
+"""The most curves, or other facts, whose arrays are cached at once."""
 F = TypeVar("F")
 T = TypeVar("T")
-_KEPT: dict[int, tuple[Callable[[], object], Curve]] = {}
+_CACHE: dict[int, tuple[Callable[[], object], Curve]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,16 +48,16 @@ def columns(curve: Sequence[Point]) -> Curve:
 
     The cache key is the curve's identity, as a curve never changes: to hash its points would cost
     more than to convert them. The arrays go with the curve: the versions of one that grows to
-    10,000 points would take gigabytes. Those of a tuple go when `KEPT` others have come.
+    10,000 points would take gigabytes. Those of a tuple go when `CACHED` others have come.
     """
     key = id(curve)
-    cached = _KEPT.get(key)
+    cached = _CACHE.get(key)
     if cached is not None and cached[0]() is curve:
         return cached[1]
-    while len(_KEPT) >= KEPT:
-        _KEPT.pop(next(iter(_KEPT)), None)
+    while len(_CACHE) >= CACHED:
+        _CACHE.pop(next(iter(_CACHE)), None)
     arrays = _columns(curve)
-    _KEPT[key] = (_handle(curve, lambda _: _KEPT.pop(key, None)), arrays)
+    _CACHE[key] = (_handle(curve, lambda _: _CACHE.pop(key, None)), arrays)
     return arrays
 
 
@@ -83,7 +84,7 @@ class Memo(Generic[F, T]):
     fact, or, of a tuple, when `size` others have come. Threads may share a cache.
     """
 
-    def __init__(self, make: Callable[..., Iterable[T]], size: int = KEPT) -> None:
+    def __init__(self, make: Callable[..., Iterable[T]], size: int = CACHED) -> None:
         self._make = make
         self._size = size
         self._cache: dict[_Key, tuple[Callable[[], F | None], T]] = {}
@@ -136,28 +137,28 @@ class Table(Generic[F]):
     Its content is replaced, never changed, so threads may share it.
     """
 
-    def __init__(self, make: Callable[[list[F]], Floats], width: int, size: int = KEPT) -> None:
+    def __init__(self, make: Callable[[list[F]], Floats], width: int, size: int = CACHED) -> None:
         self._make = make
         self._size = size
-        self._kept: _Rows[F] = _Rows({}, (), np.empty((0, width)))
+        self._rows: _Rows[F] = _Rows({}, (), np.empty((0, width)))
 
     def get(self, facts: Sequence[F]) -> Floats:
         """Return `make(facts)`, computed only for facts that are new."""
-        kept = self._kept
+        kept = self._rows
         if (rows := kept.rows(facts)).min(initial=0) < 0:
-            self._kept = kept = self._more(kept, {id(fact): fact for fact in facts})
+            self._rows = kept = self._with_new(kept, {id(fact): fact for fact in facts})
             rows = kept.rows(facts)
         return kept.table[rows]
 
-    def _more(self, kept: _Rows[F], requested: dict[int, F]) -> _Rows[F]:
+    def _with_new(self, kept: _Rows[F], requested: dict[int, F]) -> _Rows[F]:
         rows = kept.rows(tuple(requested.values())).tolist()
         new = {key: requested[key] for key, row in zip(requested, rows, strict=True) if row < 0}
         if len(kept.handles) + len(new) > self._size:
             kept = kept.only(requested.keys() - new.keys())
         number = kept.number | {key: row for row, key in enumerate(new, len(kept.handles))}
         handles = (*kept.handles, *map(_handle, new.values()))
-        made = self._make(list(new.values()))
-        return _Rows(number, handles, np.concatenate((kept.table, made)))
+        computed = self._make(list(new.values()))
+        return _Rows(number, handles, np.concatenate((kept.table, computed)))
 
 
 def best_by(curve: Sequence[Point], step: float) -> float:

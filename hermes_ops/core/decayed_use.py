@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import log
@@ -49,10 +48,8 @@ class DecayedUse:
         use = {team: used * left for team, used in self.gpu_s}
         for team, gpus in self.held:
             use[team] = use.get(team, 0.0) + gpus * held_s
-        holds = Counter[str]()
-        for job in snapshot.holding:
-            holds[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
-        return DecayedUse(tuple(sorted(use.items())), tuple(sorted(holds.items())), snapshot.time_s)
+        holds = tuple(sorted(quota.held_by_team(snapshot).items()))
+        return DecayedUse(tuple(sorted(use.items())), holds, snapshot.time_s)
 
     def plus(self, earlier: DecayedUse, half_life_s: float) -> DecayedUse:
         """Return this use and what was used before another, earlier moment, at this use's time."""

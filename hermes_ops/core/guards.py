@@ -74,9 +74,12 @@ class AntiThrash(Wrapper[M]):
             return self.policy.decide(snapshot, memory)
         around, after = self.policy.decide(_masked(snapshot, ends_s), memory)
         plan = _with_kept(snapshot, around, ends_s)
-        ask = _once(self.policy, snapshot, memory)
-        reasons = QuantumReasons(snapshot, around, plan, ends_s, ask).reasons()
-        return _review(replace(plan, reasons=reasons), min(ends_s.values())), after
+
+        def wanted() -> Plan:
+            return self.policy.decide(snapshot, memory)[0]
+
+        reasons = QuantumReasons(snapshot, around, plan, ends_s, wanted).reasons()
+        return replace(plan, reasons=reasons).reviewed_by(min(ends_s.values())), after
 
     def _quantum(self) -> Quantum:
         return Quantum(self.k, self.default_switch_s)
@@ -127,7 +130,7 @@ class Aging(Wrapper[M]):
             return plan, memory
         overdue, next_due = self._overdue(snapshot, plan)
         if not overdue:
-            return _review(plan, next_due), memory
+            return plan.reviewed_by(next_due), memory
         protected = self._quantum().ends_s(snapshot)
         turn = StarvedJobs(snapshot, plan, protected)
         for job in overdue:
@@ -140,7 +143,7 @@ class Aging(Wrapper[M]):
             return served_reasons(snapshot, plan, new, waited_s, turn.served)
 
         explained = replace(new, reasons=overlay(plan.reasons, DeferredReasons(reasons)))
-        return _review(explained, min(next_due, min(protected.values(), default=inf))), memory
+        return explained.reviewed_by(min((next_due, *protected.values()))), memory
 
     def _overdue(self, snapshot: Snapshot, plan: Plan) -> tuple[list[Job], float]:
         """Return the starved jobs in order, and when the next one becomes starved."""
@@ -223,16 +226,6 @@ def _with_kept(snapshot: Snapshot, plan: Plan, protected: Collection[JobId]) -> 
 def _keeps(grant: Grant, now: Grant) -> bool:
     """Return whether the job goes on without a restart; another share needs none."""
     return grant.gpus == now.gpus and grant.batch in (None, now.batch)
-
-
-def _once(policy: Policy[M], snapshot: Snapshot, memory: M) -> Callable[[], Plan]:
-    """Return a function that asks the policy for its plan without the guards."""
-    return lambda: policy.decide(snapshot, memory)[0]
-
-
-def _review(plan: Plan, at_s: float) -> Plan:
-    earliest = min(at_s, inf if plan.review_at_s is None else plan.review_at_s)
-    return replace(plan, review_at_s=None if earliest == inf else earliest)
 
 
 def _waits_since(job: Job) -> float:
@@ -324,8 +317,8 @@ class Quantum:
 class QuantumReasons:
     """Reasons under AntiThrash.
 
-    `around` is the policy's plan around the protected jobs, `plan` what became of it. `ask` says
-    what the policy wanted without protection; it costs a whole decision, so only a reason asks it.
+    `around` is the policy's plan around the protected jobs, `plan` what became of it. `ask` returns
+    the policy's plan without protection; it costs a whole decision, so only a reason calls it.
     """
 
     snapshot: Snapshot

@@ -52,9 +52,7 @@ def team_holdings(snapshot: Snapshot, quota: Quota) -> tuple[TeamHolding, ...]:
     The users of no team come last, if they have jobs or a guarantee.
     """
     quota = quota.scaled(len(snapshot.gpus))
-    held, waiting = Counter[str](), Counter[str]()
-    for job in snapshot.holding:
-        held[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
+    held, waiting = quota.held_by_team(snapshot), Counter[str]()
     for job in snapshot.queue:
         waiting[quota.team_of(job.virtual_cluster).name] += 1
     rows = []

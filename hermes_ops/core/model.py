@@ -497,6 +497,11 @@ class Plan:
         """Return the GPUs that the plan gives to a job; empty when none."""
         return next((g.gpus for g in self.grants if g.job == job), ())
 
+    def reviewed_by(self, at_s: float | None) -> Plan:
+        """Return the plan with a review at that time at the latest; None and inf are no time."""
+        times_s = [t for t in (at_s, self.review_at_s) if t is not None and t < inf]
+        return replace(self, review_at_s=min(times_s, default=None))
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 
+from hermes_ops.core.model import Snapshot
 from hermes_ops.core.priority_class import BUILT_IN_CLASSES, DEFAULT_CLASS, PriorityClass
 
 HALF_LIFE_S = 7 * 86_400.0
@@ -140,6 +142,13 @@ class Quota:
     def team_of(self, virtual_cluster: str) -> TeamQuota:
         """Return the team of that name; `others` for an unknown one."""
         return self.by_name.get(virtual_cluster, self.others)
+
+    def held_by_team(self, snapshot: Snapshot) -> Counter[str]:
+        """Return how many GPUs the jobs of each team hold, by the team's name."""
+        held = Counter[str]()
+        for job in snapshot.holding:
+            held[self.team_of(job.virtual_cluster).name] += len(job.gpus_held)
+        return held
 
     def scaled(self, gpus: int) -> Quota:
         """Return the quotas of a pool of that many GPUs.

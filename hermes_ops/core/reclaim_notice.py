@@ -36,9 +36,7 @@ class ReclaimNotice:
         """
         if not notices:
             return ()
-        excess = Counter[str]()
-        for job in snapshot.holding:
-            excess[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
+        excess = quota.held_by_team(snapshot)
         for team in excess:
             excess[team] -= int(of_team.get(team, 0))
         kept = []
@@ -104,14 +102,12 @@ class ReclaimNotice:
         reasons = {job: _notice(plan.reasons[job], kept[job]) for job in kept}
         last_s = min(kept.values())
         reasons |= {job: _waits(last_s) for job in late}
-        review_s = last_s if plan.review_at_s is None else min(last_s, plan.review_at_s)
         return replace(
             new,
             ranking=(*late, *new.ranking),
-            review_at_s=review_s,
             reasons=overlay(plan.reasons, reasons),
             notices=tuple(sorted(kept.items())),
-        )
+        ).reviewed_by(last_s)
 
 
 def _in_turn(snapshot: Snapshot, wanted: Plan, plan: Plan) -> Plan:
@@ -139,9 +135,7 @@ def _in_turn(snapshot: Snapshot, wanted: Plan, plan: Plan) -> Plan:
 
 def _lost_gpus(snapshot: Snapshot, quota: Quota, plan: Plan) -> Counter[str]:
     """Return how many GPUs each team loses by the plan that holds more than its guarantee."""
-    now, then = Counter[str](), Counter[str]()
-    for job in snapshot.holding:
-        now[quota.team_of(job.virtual_cluster).name] += len(job.gpus_held)
+    now, then = quota.held_by_team(snapshot), Counter[str]()
     for grant in plan.grants:
         then[quota.team_of(snapshot.index[grant.job].virtual_cluster).name] += len(grant.gpus)
     return Counter(

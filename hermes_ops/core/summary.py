@@ -24,6 +24,11 @@ ENDED_STATES = (FINISHED, FAILED, CANCELLED, SKIPPED)
 _OF_AIRFLOW = {"success": FINISHED, "failed": FAILED, "skipped": SKIPPED}
 
 
+INCOMPLETE = 256
+"""Stands for the exit code of a segment for which not all nodes of its trial were there; no process
+ends with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A stretch of a trial's training. Unix seconds; `end_s` and `last_step` None while it runs.

@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import pairwise
 from math import inf
 
+from hermes_ops.core.gpu_time import day_end_s
 from hermes_ops.core.loan_time import HeldSpan, LoanTime
 from hermes_ops.core.quota import Quota
 from hermes_ops.core.summary import Segment
@@ -253,14 +254,9 @@ def _by_day(whole: _Stretch) -> Iterator[_Stretch]:
     """Yield the part of each day (UTC); the last one has the preemption."""
     start_s = whole.start_s
     while start_s < whole.end_s:
-        day = datetime.fromtimestamp(start_s, UTC).replace(
-            hour=0, minute=0, second=0, microsecond=0
-        )
-        end_s = min(whole.end_s, (day + timedelta(days=1)).timestamp())
-        is_last = end_s == whole.end_s
-        yield replace(
-            whole, start_s=start_s, end_s=end_s, is_preempted=whole.is_preempted and is_last
-        )
+        end_s = min(whole.end_s, day_end_s(start_s))
+        is_preempted = whole.is_preempted and end_s == whole.end_s
+        yield replace(whole, start_s=start_s, end_s=end_s, is_preempted=is_preempted)
         start_s = end_s
 
 

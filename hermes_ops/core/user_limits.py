@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from hermes_ops.core.amounts import figure
+from hermes_ops.core.amounts import counted, figure
 from hermes_ops.core.gpu_time import GpuTime, day_end_s, month_end_s
 from hermes_ops.core.model import Job, JobId, Reason, Snapshot, SweepId, Term
 from hermes_ops.core.quota import UserBudget
@@ -112,7 +112,7 @@ def _beyond(
         place = (job.sweep not in begun, job.submitted_s, job.sweep)
         order[job.sweep] = min(order.get(job.sweep, place), place)
     beyond = set(sorted(order, key=order.__getitem__)[most:])
-    text = f"user {user} may have {most} {'sweep' if most == 1 else 'sweeps'} at once"
+    text = f"user {user} may have {counted(most, 'sweep')} at once"
     change = "a sweep of the user ending, or a higher limit"
     for job in jobs:
         if job.sweep in beyond:

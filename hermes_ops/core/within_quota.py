@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -133,7 +132,7 @@ class WithinQuota(Generic[M]):
         if blocked:
             hidden |= blocked.keys() - {grant.job for grant in plan.grants}.union(plan.ends)
         if budgets:
-            plan = _reviewed(plan, review_s(snapshot, budgets, time))
+            plan = plan.reviewed_by(review_s(snapshot, budgets, time))
         if hidden:
             reasons = LazyReasons(hidden, _Why(snapshot, plan, limits).reason)
             plan = replace(plan, reasons=overlay(plan.reasons, reasons))
@@ -330,10 +329,7 @@ class _Why:
     @cached_property
     def _owed(self) -> Mapping[str, TeamQuota]:
         """The teams that hold less than their jobs may have of the guaranteed GPUs."""
-        held: dict[str, int] = defaultdict(int)
-        for job in self.snapshot.holding:
-            held[self.limits.team(job).name] += len(job.gpus_held)
-        of_team = self.limits.of_team
+        held, of_team = self.limits.quota.held_by_team(self.snapshot), self.limits.of_team
         return {
             team.name: team
             for team in self.limits.quota.everyone
@@ -399,13 +395,6 @@ class _Why:
         if taking is not None and taking.name in self._owed:
             return taking
         return next((owing for owing in self._owed.values() if owing.name != team.name), taking)
-
-
-def _reviewed(plan: Plan, at_s: float | None) -> Plan:
-    """Return the plan that is reviewed at that time at the latest."""
-    if at_s is None or (plan.review_at_s is not None and plan.review_at_s <= at_s):
-        return plan
-    return replace(plan, review_at_s=at_s)
 
 
 def _verb(job: Job) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hermes_ops.core.segment_code import INCOMPLETE
+from hermes_ops.core.summary import INCOMPLETE
 from hermes_ops.kubernetes.pod_segment import FAILED, VANISHED, PodSegment
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from hermes_ops.core.amounts import duration
+from hermes_ops.core.amounts import counted, duration
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
 from hermes_ops.core.training import STOPPED, training
 from hermes_ops.report.background import Alternative, Background, Range
@@ -25,16 +25,16 @@ def story(summary: SweepSummary, background: Background, switching: Range) -> tu
 def _what_it_did(summary: SweepSummary, background: Background) -> Iterator[str]:
     begun = sum(t.segments > 0 for t in summary.trials)
     who = f"The policy {background.policy}" if background.policy else "The policy"
-    slots = "" if summary.pool_slots is None else f" on {count(summary.pool_slots, 'slot')}"
-    text = f"{who} gave GPUs to {begun} of {count(len(summary.trials), 'trial')}{slots}"
+    slots = "" if summary.pool_slots is None else f" on {counted(summary.pool_slots, 'slot')}"
+    text = f"{who} gave GPUs to {begun} of {counted(len(summary.trials), 'trial')}{slots}"
     stopped = [t for t in summary.trials if t.preemptions]
     if not stopped:
         yield f"{text} and stopped none of them for another."
         return
     times = sum(t.preemptions for t in stopped)
     yield (
-        f"{text}. It stopped {count(len(stopped), 'trial')} {count(times, 'time')} in all, so that "
-        "others could train, to go on later from a checkpoint."
+        f"{text}. It stopped {counted(len(stopped), 'trial')} {counted(times, 'time')} in all, so "
+        "that others could train, to go on later from a checkpoint."
     )
 
 
@@ -54,13 +54,13 @@ def _stopped_early(summary: SweepSummary, background: Background) -> Iterator[st
     if not ended:
         return
     were = "was" if len(ended) == 1 else "were"
-    text = f"{count(len(ended), 'trial')} {were} ended early, by early stopping or by the policy"
+    text = f"{counted(len(ended), 'trial')} {were} ended early, by early stopping or by the policy"
     if background.config is None:
         yield f"{text}."
         return
     planned = background.config.budget.max_epochs * len(ended)
     spared = max(0, planned - sum(t.steps for t in ended))
-    yield f"{text}: {spared} of {_their(len(ended))} {count(planned, 'step')} were not trained."
+    yield f"{text}: {spared} of {_their(len(ended))} {counted(planned, 'step')} were not trained."
 
 
 def _their(number: int) -> str:
@@ -113,16 +113,11 @@ def _replays(background: Background) -> Iterator[str]:
     if not cut:
         yield f"{text}."
         return
-    what = f"{count(len(cut), 'trial')} did not come to the end of {_their(len(cut))} curve"
+    what = f"{counted(len(cut), 'trial')} did not come to the end of {_their(len(cut))} curve"
     if needed:
         yield f"{text}; {what}, and where a replay needs the rest its figures are bounds."
     else:
         yield f"{text}; {what}, and no replay needs the rest."
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 trial`, `2 trials`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def number_range(bounds: Range | None) -> str:

@@ -39,7 +39,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.state_store import TaskStore, read_record
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
 from hermes_ops.airflow.trial.pod_use import closed_use, recorded_use
-from hermes_ops.core.segment_code import INCOMPLETE
+from hermes_ops.core.summary import INCOMPLETE
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.trial.failure import Cause
 from hermes_ops.trial.outcome import FINISHED, INFRASTRUCTURE, PREEMPTED, SegmentOutcome

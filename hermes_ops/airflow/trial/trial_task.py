@@ -55,7 +55,7 @@ from hermes_ops.airflow.trial.running_segment import (
 )
 from hermes_ops.airflow.trial.segment_run import SegmentFailure, SegmentRun
 from hermes_ops.airflow.trial_log import log_segment_start
-from hermes_ops.core.segment_code import INCOMPLETE
+from hermes_ops.core.summary import INCOMPLETE
 from hermes_ops.errors import HermesError, NotAllowed, Problem
 from hermes_ops.trial.disk_space import write_remedy
 from hermes_ops.trial.failure import Cause

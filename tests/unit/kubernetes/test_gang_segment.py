@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.segment_code import INCOMPLETE
+from hermes_ops.core.summary import INCOMPLETE
 from hermes_ops.kubernetes import GangSegment, PodLimits, PodSegment
 from hermes_ops.kubernetes.gang_segment import GangStep, PodState, next_step
 from tests.unit.kubernetes.pods import POD, FakePods

@@ -37,7 +37,7 @@ from hermes_ops.airflow.trial.pods import (
 from hermes_ops.airflow.trial.segment_run import SegmentRun, exit_code_of, exit_code_reader
 from hermes_ops.config import PodSpec, RunIn, SweepConfig, leased_pod, parse
 from hermes_ops.config.workers import Workers
-from hermes_ops.core.segment_code import INCOMPLETE
+from hermes_ops.core.summary import INCOMPLETE
 from hermes_ops.errors import ConfigError, HermesError, NotAllowed
 from hermes_ops.kubernetes import PodRequest, PodView, connect, manifest
 from tests.unit.airflow.builders import SWEEP, DictStore, lease, segment
