@@ -106,19 +106,14 @@ def check_installation(config: SweepConfig, defaults: Path) -> None:
 
 def pod_rules(environ: Mapping[str, str] = os.environ) -> PodRules | None:
     """Return the rules of the file that HERMES_POD_RULES names; None where it names none."""
-    from hermes_ops.config.files import read_document
-    from hermes_ops.config.problems import translate_errors
-
     named = environ.get(RULES_VARIABLE)
     if not named:
         return None
-    document = read_document(Path(named))
-    if document.problems:
-        raise ConfigError(named, tuple(problem for _, problem in document.problems))
+    data = _read(Path(named))
     try:
-        return PodRules.model_validate(document.data or {})
+        return PodRules.model_validate(data or {})
     except ValidationError as error:
-        problems = translate_errors(error.errors(include_url=False), document.data)
+        problems = translate_errors(error.errors(include_url=False), data)
         raise ConfigError(named, tuple(problem for _, problem in problems)) from None
 
 
@@ -174,6 +169,7 @@ def _installation_only(spec: PodSpec, defaults: PodSpec) -> Iterator[Problem]:
 
 def _names(spec: PodSpec, defaults: PodSpec, rules: PodRules) -> Iterator[Problem]:
     claims = (spec.checkpoint_claims or {}).items()
+    default_claims = (defaults.checkpoint_claims or {}).values()
     named: list[tuple[str, str, str | None, Collection[str | None]]] = [
         ("namespace", "namespaces", spec.namespace, (defaults.namespace,)),
         ("service_account", "service_accounts", spec.service_account, (defaults.service_account,)),
@@ -183,20 +179,13 @@ def _names(spec: PodSpec, defaults: PodSpec, rules: PodRules) -> Iterator[Proble
             ("pull_secrets", "pull_secrets", n, defaults.pull_secrets or ())
             for n in spec.pull_secrets or ()
         ),
-        *(
-            (f"checkpoint_claims.{node}", "claims", claim, _node_claims(defaults))
-            for node, claim in claims
-        ),
+        *((f"checkpoint_claims.{node}", "claims", claim, default_claims) for node, claim in claims),
     ]
     for key, field, name, default_names in named:
         if name is not None and name not in default_names and not rules.allows(field, name):
             yield forbidden_object(
                 f"trial.pod.{key}", field, name, rules, [k for k in default_names if k]
             )
-
-
-def _node_claims(defaults: PodSpec) -> Collection[str]:
-    return (defaults.checkpoint_claims or {}).values()
 
 
 def _volumes(spec: PodSpec, defaults: PodSpec, rules: PodRules) -> Iterator[Problem]:
@@ -249,10 +238,15 @@ def pod_defaults(path: Path) -> PodSpec:
     """Return the installation's defaults, from a YAML or JSON file of `trial.pod` if it exists."""
     if not path.exists():
         return PodSpec()
+    return pod_spec(_read(path) or {}, str(path))
+
+
+def _read(path: Path) -> object:
+    """Return a file's plain data; raise ConfigError with its problems."""
     document = read_document(path)
     if document.problems:
         raise ConfigError(str(path), tuple(problem for _, problem in document.problems))
-    return pod_spec(document.data or {}, str(path))
+    return document.data
 
 
 def require_image_and_claim(spec: PodSpec, source: str) -> PodSpec:

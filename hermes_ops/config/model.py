@@ -30,6 +30,7 @@ from hermes_ops.config.fields import (
     Text,
     ValueField,
 )
+from hermes_ops.config.files import to_yaml
 from hermes_ops.config.gpu_range import GpuRange, Gpus
 from hermes_ops.config.parameters import SpaceSpec, to_space
 from hermes_ops.config.pod import PodSpec, RunIn, default_run_in
@@ -395,8 +396,6 @@ class SweepConfig(Model):
 
     def to_yaml(self) -> str:
         """Return the resolved config as a sweep file."""
-        from hermes_ops.config.files import to_yaml
-
         return to_yaml(self.model_dump(mode="json"))
 
 

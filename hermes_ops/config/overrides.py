@@ -104,7 +104,8 @@ class _Override:
             fix = f"set it as a whole: {BY_SET} '{whole}={{...}}'"
             self._refuse(whole, show(data), f"a mapping, to set {self.key}", fix)
         name = self._name(data, rest)
-        inner = self._with(data.get(name), _after(rest, name), value, (*path, name))
+        after = rest.removeprefix(name).removeprefix(".")
+        inner = self._with(data.get(name), after, value, (*path, name))
         return {**data, name: inner}
 
     def _with_item(
@@ -145,7 +146,3 @@ def _continues(rest: str, key: str) -> bool:
     behind = rest.removeprefix(key)
     is_whole = not behind or behind[0] == "[" or (behind[0] == "." and len(behind) > 1)
     return rest.startswith(key) and is_whole
-
-
-def _after(rest: str, name: str) -> str:
-    return rest.removeprefix(name).removeprefix(".")

@@ -21,8 +21,8 @@ from hermes_ops.config.fields import (
     refusal,
 )
 from hermes_ops.config.files import KeyPath
-from hermes_ops.search import space as axes
-from hermes_ops.search.space import Value
+from hermes_ops.search import space as search_space
+from hermes_ops.search.space import SearchParameter, Value
 
 DEEPEST_SPACE = 5
 """Nesting depth of choices that bring parameters with them."""
@@ -80,9 +80,9 @@ class UniformSpec(_Range):
     high: Annotated[Real, Field(examples=[0.6])]
     """Greatest value."""
 
-    def to_axis(self) -> axes.SearchParameter:
+    def to_parameter(self) -> SearchParameter:
         """Return the search parameter."""
-        return axes.Uniform(self.low, self.high)
+        return search_space.Uniform(self.low, self.high)
 
 
 class LogUniformSpec(_Range):
@@ -95,9 +95,9 @@ class LogUniformSpec(_Range):
     high: Annotated[LogBound, Field(examples=[0.1])]
     """Greatest value."""
 
-    def to_axis(self) -> axes.SearchParameter:
+    def to_parameter(self) -> SearchParameter:
         """Return the search parameter."""
-        return axes.LogUniform(self.low, self.high)
+        return search_space.LogUniform(self.low, self.high)
 
 
 class IntegerSpec(_Range):
@@ -110,9 +110,9 @@ class IntegerSpec(_Range):
     high: Annotated[Whole, Field(examples=[32])]
     """Greatest value."""
 
-    def to_axis(self) -> axes.SearchParameter:
+    def to_parameter(self) -> SearchParameter:
         """Return the search parameter."""
-        return axes.Integer(self.low, self.high)
+        return search_space.Integer(self.low, self.high)
 
 
 class LogIntegerSpec(_Range):
@@ -125,9 +125,9 @@ class LogIntegerSpec(_Range):
     high: Annotated[Whole, Field(ge=1, examples=[256])]
     """Greatest value."""
 
-    def to_axis(self) -> axes.SearchParameter:
+    def to_parameter(self) -> SearchParameter:
         """Return the search parameter."""
-        return axes.LogInteger(self.low, self.high)
+        return search_space.LogInteger(self.low, self.high)
 
 
 class QuantisedSpec(_Range):
@@ -148,19 +148,16 @@ class QuantisedSpec(_Range):
         if self.step <= 0:
             raise refusal("a step above 0", "write the distance of two values", f"{self.step!r}")
         few = span > 0 and span / self.step <= GREATEST_INTEGER
-        if span > 0 and not (few and self._axis().cardinality > 1):
+        if span > 0 and not (few and self.to_parameter().cardinality > 1):
             found = f"step {self.step!r} in a range of {span!r}"
             most = f"a step of at most high - low ({span!r})"
             fix = "write a smaller step" if few else "write a greater step: it fits over 2^53 times"
             raise refusal(most, fix, found)
         return self
 
-    def to_axis(self) -> axes.SearchParameter:
+    def to_parameter(self) -> search_space.Quantised:
         """Return the search parameter."""
-        return self._axis()
-
-    def _axis(self) -> axes.Quantised:
-        return axes.Quantised(self.low, self.high, self.step)
+        return search_space.Quantised(self.low, self.high, self.step)
 
 
 class OptionSpec(Model):
@@ -204,7 +201,7 @@ class ChoiceSpec(Model):
     def _distinct(self) -> Self:
         seen: dict[str, Value] = {}
         for option in self._options():
-            same = axes.text(option.value)
+            same = search_space.text(option.value)
             if same in seen:
                 found = f"{seen[same]!r} and {option.value!r}, the same text for the trial"
                 raise refusal("each value once", "remove one of them", found)
@@ -215,11 +212,13 @@ class ChoiceSpec(Model):
         given = self.values
         return tuple(v if isinstance(v, OptionSpec) else OptionSpec(value=v) for v in given)
 
-    def to_axis(self) -> axes.SearchParameter:
+    def to_parameter(self) -> SearchParameter:
         """Return the search parameter."""
         options = self._options()
         spaces = tuple(to_space(option.space) for option in options)
-        return axes.ChoiceParameter(tuple(o.value for o in options), spaces if any(spaces) else ())
+        return search_space.ChoiceParameter(
+            tuple(o.value for o in options), spaces if any(spaces) else ()
+        )
 
 
 ParameterSpec = Annotated[
@@ -249,22 +248,21 @@ class PlacedParameter:
     """True if only some values of a choice bring it with them."""
 
 
-def placed_parameters(space: Mapping[str, ParameterSpec]) -> Iterator[PlacedParameter]:
-    """Yield all parameters in the order of the file, a choice before those under it."""
-    return _placed_parameters(space, ())
-
-
-def _placed_parameters(
-    space: Mapping[str, ParameterSpec], holder: KeyPath
+def placed_parameters(
+    space: Mapping[str, ParameterSpec], holder: KeyPath = ()
 ) -> Iterator[PlacedParameter]:
+    """Yield all parameters in the order of the file, a choice before those under it.
+
+    `holder`: the path of the space itself below `search.space`.
+    """
     for name, parameter in space.items():
         here = (*holder, name)
         yield PlacedParameter(name, here, is_conditional=bool(holder))
         for index, option in enumerate(getattr(parameter, "values", ())):
             if isinstance(option, OptionSpec):
-                yield from _placed_parameters(option.space, (*here, "values", index, "space"))
+                yield from placed_parameters(option.space, (*here, "values", index, "space"))
 
 
-def to_space(space: Mapping[str, ParameterSpec]) -> axes.Space:
+def to_space(space: Mapping[str, ParameterSpec]) -> search_space.Space:
     """Return the space of search parameters, in the order of the file."""
-    return tuple((name, spec.to_axis()) for name, spec in space.items())
+    return tuple((name, spec.to_parameter()) for name, spec in space.items())

@@ -16,11 +16,10 @@ from hermes_ops.config.files import KeyPath, line_of
 from hermes_ops.config.model import SweepConfig
 from hermes_ops.config.overrides import read_with_overrides, source_name
 from hermes_ops.config.pod import RunIn
-from hermes_ops.config.problems import translate_errors, with_line
+from hermes_ops.config.problems import Violation, translate_errors, with_line
 from hermes_ops.errors import ConfigError, Problem
 
 MOST_PROBLEMS = 50
-Located = tuple[KeyPath, Problem]
 
 
 def load_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> SweepConfig:
@@ -51,7 +50,7 @@ def parse(data: object, source: str, base: Path | None) -> SweepConfig:
     return config if base is None else _absolute(config, base)
 
 
-def _validate(data: object) -> tuple[SweepConfig | None, list[Located]]:
+def _validate(data: object) -> tuple[SweepConfig | None, list[Violation]]:
     """Return the config, or None and the problems: pydantic's, else those between keys."""
     try:
         config = SweepConfig.model_validate(data)
@@ -62,7 +61,7 @@ def _validate(data: object) -> tuple[SweepConfig | None, list[Located]]:
 
 
 def _error(
-    source: str, problems: list[Located], lines: Mapping[KeyPath, int], name: str
+    source: str, problems: list[Violation], lines: Mapping[KeyPath, int], name: str
 ) -> ConfigError:
     ordered = sorted(problems, key=lambda found: line_of(lines, found[0]) or 0)
     shown = [with_line(path, problem, lines, name) for path, problem in ordered[:MOST_PROBLEMS]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from hermes_ops.config.fields import Model, Name
-from hermes_ops.config.files import Document, KeyPath, dotted, read_document
-from hermes_ops.config.problems import nearest, translate_errors, with_line
+from hermes_ops.config.files import Document, KeyPath, read_document
+from hermes_ops.config.problems import Violation, nearest, translate_errors, violation, with_line
 from hermes_ops.core.priority_class import (
     BUILT_IN_CLASSES,
     DEFAULT_CLASS,
@@ -252,7 +251,7 @@ def _seconds(hours: float | None) -> float | None:
     return None if hours is None else hours * _HOUR_S
 
 
-def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[tuple[KeyPath, Problem]]:
+def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[Violation]:
     yield from _twice("teams", [team.name for team in quota.teams])
     yield from _twice("users", [user.name for user in quota.users])
     yield from _twice("classes", [each.name for each in quota.classes])
@@ -264,31 +263,29 @@ def _contradictions(quota: PoolQuota, gpus: int | None) -> Iterator[tuple[KeyPat
             if user in teams:
                 found = f"{user}, who is in {teams[user]!r} already"
                 fix = f"remove {user} from one of the teams"
-                yield path, Problem(dotted(path), found, "each user in one team", fix)
+                yield violation(path, found, "each user in one team", fix)
             teams.setdefault(user, team.name)
     yield from _airflow_teams_twice(quota.teams)
     promised = sum(team.guaranteed for team in quota.teams) + quota.others.guaranteed
     if gpus is not None and promised > gpus:
         fix = "guarantee fewer GPUs, or enlarge the pool"
-        problem = Problem(
-            "teams", f"{promised} guaranteed GPUs", f"at most {gpus}, which the pool has", fix
-        )
-        yield ("teams",), problem
+        found = f"{promised} guaranteed GPUs"
+        yield violation(("teams",), found, f"at most {gpus}, which the pool has", fix)
 
 
-def _airflow_teams_twice(teams: tuple[TeamSpec, ...]) -> Iterator[tuple[KeyPath, Problem]]:
+def _airflow_teams_twice(teams: tuple[TeamSpec, ...]) -> Iterator[Violation]:
     owner: dict[str, str] = {}
     for index, team in enumerate(teams):
         if team.airflow_team in owner:
             path: KeyPath = ("teams", index, "airflow_team")
             found = f"{team.airflow_team!r}, which is {owner[team.airflow_team]}'s already"
             fix = "remove it from one of the teams"
-            yield path, Problem(dotted(path), found, "each of Airflow's teams once", fix)
+            yield violation(path, found, "each of Airflow's teams once", fix)
         if team.airflow_team is not None:
             owner.setdefault(team.airflow_team, team.name)
 
 
-def _class_problems(quota: PoolQuota) -> Iterator[tuple[KeyPath, Problem]]:
+def _class_problems(quota: PoolQuota) -> Iterator[Violation]:
     """Yield own classes without a priority, and teams that the file does not have."""
     names = [team.name for team in quota.teams]
     for index, each in enumerate(quota.classes):
@@ -297,7 +294,7 @@ def _class_problems(quota: PoolQuota) -> Iterator[tuple[KeyPath, Problem]]:
             built_in = ", ".join(f"{name} {known.priority}" for name, known in _BUILT_IN.items())
             allowed = f"a whole number; the built-in classes have {built_in}"
             fix = "write one, or the name of a built-in class"
-            yield path, Problem(dotted(path), f"nothing, for the class {each.name!r}", allowed, fix)
+            yield violation(path, f"nothing, for the class {each.name!r}", allowed, fix)
         for place, team in enumerate(each.teams or ()):
             if team not in names:
                 path = ("classes", index, "teams", place)
@@ -306,15 +303,13 @@ def _class_problems(quota: PoolQuota) -> Iterator[tuple[KeyPath, Problem]]:
                 allowed = (
                     f"one of the teams {', '.join(names)}" if names else "no team, without any"
                 )
-                yield path, Problem(dotted(path), f"the unknown team {team!r}", allowed, fix)
+                yield violation(path, f"the unknown team {team!r}", allowed, fix)
 
 
-def _twice(section: str, names: list[str]) -> Iterator[tuple[KeyPath, Problem]]:
-    several = {name for name, number in Counter(names).items() if number > 1}
+def _twice(section: str, names: list[str]) -> Iterator[Violation]:
     seen: set[str] = set()
     for index, name in enumerate(names):
-        if name in several and name in seen:
+        if name in seen:
             path: KeyPath = (section, index, "name")
-            problem = Problem(dotted(path), f"a second {name!r}", "each name once", "rename it")
-            yield path, problem
+            yield violation(path, f"a second {name!r}", "each name once", "rename it")
         seen.add(name)

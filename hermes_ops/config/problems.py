@@ -174,7 +174,7 @@ def translate_error(
 
 def translate_errors(
     errors: Sequence[ErrorDetails], data: object, sections: Sections = SECTIONS
-) -> list[tuple[KeyPath, Problem]]:
+) -> list[Violation]:
     """Translate pydantic's errors, each with its path in the file; `sections` are its models.
 
     A list is not reported as too short if its items have errors, nor a default that follows from a
@@ -507,7 +507,7 @@ def _number(key: str | int, given: object) -> str:
 
 def _choice_of(path: KeyPath, given: list[Any]) -> str:
     plain = all(isinstance(value, str | int | float | bool | None) for value in given)
-    if path[:2] != ("search", "space") or len(path) == 2 or not given or not plain:
+    if path[:2] != SPACE or len(path) == 2 or not given or not plain:
         return ""
     shown = ", ".join(json.dumps(value) for value in given[:5])
     rest = ", ..." if len(given) > 5 else ""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.registry import FactoryRegistry
-
-if TYPE_CHECKING:
-    from hermes_ops.search.constraint import Constraint
-    from hermes_ops.search.feasible import Feasible
-    from hermes_ops.search.interface import Sampler
-    from hermes_ops.search.space import Config, Space
-
-ALGORITHMS = ("grid", "random", "tpe")
-"""The built-in ones."""
+from hermes_ops.search.constraint import Constraint
+from hermes_ops.search.feasible import Feasible
+from hermes_ops.search.interface import Sampler
+from hermes_ops.search.samplers import (
+    CheckedSampler,
+    GridSampler,
+    KnownPointsFirst,
+    LimitedSampler,
+    RandomSampler,
+)
+from hermes_ops.search.space import Config, Space
+from hermes_ops.search.tpe import TpeSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +35,17 @@ class SearchSettings:
     """The configurations of the first trials, each as the space itself would give it."""
 
 
-SamplerFactory = Callable[[SearchSettings], "Sampler"]
+SamplerFactory = Callable[[SearchSettings], Sampler]
 
+_BUILT_IN: dict[str, SamplerFactory] = {
+    "grid": lambda s: GridSampler(s.feasible, s.points),
+    "random": lambda s: RandomSampler(s.feasible, s.seed, s.points),
+    "tpe": lambda s: TpeSampler(s.feasible, s.seed, s.startup_trials, s.points),
+}
+ALGORITHMS = tuple(_BUILT_IN)
+"""The built-in ones."""
 
-def _grid(settings: SearchSettings) -> Sampler:
-    from hermes_ops.search.samplers import GridSampler
-
-    return GridSampler(settings.feasible, settings.points)
-
-
-def _random(settings: SearchSettings) -> Sampler:
-    from hermes_ops.search.samplers import RandomSampler
-
-    return RandomSampler(settings.feasible, settings.seed, settings.points)
-
-
-def _tpe(settings: SearchSettings) -> Sampler:
-    from hermes_ops.search.tpe import TpeSampler
-
-    return TpeSampler(settings.feasible, settings.seed, settings.startup_trials, settings.points)
-
-
-SAMPLERS: FactoryRegistry[SamplerFactory] = FactoryRegistry(
-    "hermes_ops.samplers", {"grid": _grid, "random": _random, "tpe": _tpe}
-)
+SAMPLERS = FactoryRegistry("hermes_ops.samplers", _BUILT_IN)
 
 
 def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
@@ -75,9 +64,6 @@ def make_sampler(  # noqa: PLR0917 - each is one key of the sweep file
     package's sampler are checked. Raises ValueError for an algorithm, a point or constraints that
     the sweep model refuses, ConfigError for a space that another package's sampler refuses.
     """
-    from hermes_ops.search.feasible import Feasible
-    from hermes_ops.search.samplers import CheckedSampler, KnownPointsFirst, LimitedSampler
-
     if algorithm not in SAMPLERS:
         raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(SAMPLERS)}")
     feasible = Feasible(space, tuple(constraints))

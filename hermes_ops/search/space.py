@@ -86,8 +86,19 @@ def _clip(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def _level(unit: float, levels: int) -> int:
-    return min(int(_clip(unit, 0.0, 1.0) * levels), levels - 1)
+class _EqualShares:
+    """Quantiles of a parameter each of whose values has an equal share of the unit interval."""
+
+    __slots__ = ()
+
+    def from_unit(self: Discrete, unit: float) -> Value:
+        """Return the value whose share holds the quantile."""
+        levels = self.cardinality
+        return self.at(min(int(_clip(unit, 0.0, 1.0) * levels), levels - 1))
+
+    def to_unit(self: Discrete, value: Value) -> float:
+        """Return the middle of the value's share."""
+        return (self.index_of(value) + 0.5) / self.cardinality
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,7 @@ class LogUniform(Uniform):
 
 
 @dataclass(frozen=True, slots=True)
-class Integer:
+class Integer(_EqualShares):
     """A whole number from `low` to `high`, all equally likely."""
 
     low: int
@@ -156,14 +167,6 @@ class Integer:
     def index_of(self, value: Value) -> int:
         """Return the distance from `low`."""
         return int(_clip(round(_number(value)), self.low, self.high)) - self.low
-
-    def from_unit(self, unit: float) -> int:
-        """Give every number an equal share of the unit interval."""
-        return self.at(_level(unit, self.cardinality))
-
-    def to_unit(self, value: Value) -> float:
-        """Return the middle of the value's share."""
-        return (self.index_of(value) + 0.5) / self.cardinality
 
     def canonical(self, value: object) -> int:
         """Return a whole number within the bounds; ValueError for a float or a boolean."""
@@ -198,7 +201,7 @@ class LogInteger(Integer):
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class Quantised(_EqualShares):
     """`low`, `low + step`, ... up to `high`; whole numbers if both `low` and `step` are.
 
     Steps are counted in decimal, so 0.1 + 2 x 0.1 is 0.3. The last value is the greatest that does
@@ -225,14 +228,6 @@ class Quantised:
         steps = round((_decimal(_number(value)) - _decimal(self.low)) / _decimal(self.step))
         return int(_clip(steps, 0, self.cardinality - 1))
 
-    def from_unit(self, unit: float) -> int | float:
-        """Give every step an equal share of the unit interval."""
-        return self.at(_level(unit, self.cardinality))
-
-    def to_unit(self, value: Value) -> float:
-        """Return the middle of the value's share."""
-        return (self.index_of(value) + 0.5) / self.cardinality
-
     def canonical(self, value: object) -> int | float:
         """Return the step equal to the value; ValueError if there is none."""
         number = _number(value)
@@ -249,7 +244,7 @@ class Quantised:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceParameter:
+class ChoiceParameter(_EqualShares):
     """One of the listed values, all equally likely and without an order.
 
     `spaces`: for each value the parameters that are active with it alone; empty when no value
@@ -275,14 +270,6 @@ class ChoiceParameter:
     def index_of(self, value: Value) -> int:
         """Find the value by the text that reaches the trial, which tells 1, 1.0 and true apart."""
         return [text(v) for v in self.values].index(text(value))
-
-    def from_unit(self, unit: float) -> Value:
-        """Give every value an equal share of the unit interval."""
-        return self.at(_level(unit, self.cardinality))
-
-    def to_unit(self, value: Value) -> float:
-        """Return the middle of the value's share."""
-        return (self.index_of(value) + 0.5) / self.cardinality
 
     def canonical(self, value: object) -> Value:
         """Return the listed value that is equal and of the same type; ValueError if none is."""
