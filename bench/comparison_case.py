@@ -132,7 +132,7 @@ class ComparisonCase:
         quota = None if self._quota_file is None else asked.pool_quota(len(pool)).quota()
         chosen = contenders(policy, self.options, guards=self.guards, quota=quota)
         several = _workers() if self.seeds > 1 and JOBS != 1 else None
-        return compare(asked.task(), pool, chosen, range(self.seeds), jobs=JOBS, pool=several)
+        return compare(asked.source(), pool, chosen, range(self.seeds), jobs=JOBS, pool=several)
 
 
 def _bare(policy: str) -> str:

@@ -106,7 +106,7 @@ def compare(
     folder = simulation_options.folder_of(out)
     drawn = range(first_seed, first_seed + seeds)
     given = simulation_options.numbers_of(numbers, simulation.numbers)
-    comparison = compared(simulation.task(), pool, chosen, given or drawn, jobs=jobs)
+    comparison = compared(simulation.source(), pool, chosen, given or drawn, jobs=jobs)
     _report(comparison, folder, numbered=bool(given), as_json=as_json)
 
 
@@ -124,7 +124,7 @@ def _simulate(
     from hermes_ops.simulator.engine import simulate as simulated
     from hermes_ops.simulator.event_log import EventLog
 
-    draw = simulation.task().draw(seed)
+    draw = simulation.source().draw(seed)
     check_fits(draw.workload, pool)
     chosen = contender.make(draw)
     folder = simulation_options.folder_of(out)

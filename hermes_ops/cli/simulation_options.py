@@ -88,7 +88,7 @@ class SimulationOptions:
         Option(help="Quota file: teams of users; NAME+quota decides within it.", metavar="FILE"),
     ] = None
 
-    def task(self) -> WorkloadSource:
+    def source(self) -> WorkloadSource:
         """Return the source of the workloads.
 
         Raise ConfigError if not exactly one is named, or an option belongs to another one.
@@ -96,7 +96,7 @@ class SimulationOptions:
         from hermes_ops.simulator.workload_source import DisturbedSource, TeamSource
 
         self._check()
-        source = self._source()
+        source = self._chosen_source()
         if self.teams is not None:
             members = self.pool_quota(None).team_of_user.items()
             source = TeamSource(source, tuple(members)) if members else source
@@ -111,7 +111,7 @@ class SimulationOptions:
             raise option_error("--teams", "nothing", "a quota file", fix)
         return load_quota(self.teams, gpus)
 
-    def _source(self) -> WorkloadSource:
+    def _chosen_source(self) -> WorkloadSource:
         from hermes_ops.simulator.workload_source import CurvesSource, PoissonSource, TraceSource
 
         if self.workload is not None:

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -201,8 +202,7 @@ def with_line(path: KeyPath, problem: Problem, lines: Mapping[KeyPath, int], nam
     place = place_of(lines, path, name)
     if not place:
         return problem
-    where = f"{place} {dotted(path)}"
-    return Problem(where, problem.found, problem.allowed, problem.fix)
+    return replace(problem, where=f"{place} {dotted(path)}")
 
 
 def _secret_names(data: object) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from hermes_ops.core.model import Point
 from hermes_ops.core.packed_curves import LearningCurve
+from hermes_ops.core.speed_model import Floats
 
-Floats = NDArray[np.float64]
 CACHED = 1 << 15
 """The most curves, or other facts, whose arrays are cached at once."""
 F = TypeVar("F")

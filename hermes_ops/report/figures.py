@@ -162,7 +162,7 @@ def _draw_bars(axes: Axes, bars: Sequence[_Bar], whole: float, best: int) -> Non
         if bar.right - bar.left > whole * 0.0075 * len(str(bar.trial)):
             middle = (bar.left + bar.right) / 2
             place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5}
-            axes.text(middle, bar.row, str(bar.trial), color=_on(bar.trial), **place)
+            axes.text(middle, bar.row, str(bar.trial), color=_text_colour(bar.trial), **place)
     axes.set_title(
         "number: trial   ·   red edge: preempted   ·   dark frame: best trial",
         fontsize=9,
@@ -171,7 +171,8 @@ def _draw_bars(axes: Axes, bars: Sequence[_Bar], whole: float, best: int) -> Non
     )
 
 
-def _on(number: int) -> str:
+def _text_colour(number: int) -> str:
+    """Return a colour of text that can be read on the trial's colour."""
     red, green, blue = colour_of(number)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
 

@@ -16,7 +16,7 @@ from typing import Any
 from hermes_ops.core.amounts import duration
 from hermes_ops.core.secondary_metrics import why_no_best
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary
-from hermes_ops.report.background import Background, Range
+from hermes_ops.report.background import Background
 from hermes_ops.report.canvas import png
 from hermes_ops.report.figures import gpu_timeline, learning_curves
 from hermes_ops.report.pictures import pictures
@@ -24,6 +24,7 @@ from hermes_ops.report.story import number_range, story, switching_gpu_s
 from hermes_ops.report.table import (
     FACTS,
     added_columns,
+    config_text,
     csv_text,
     format_cell,
     nights,
@@ -159,9 +160,7 @@ def _best(summary: SweepSummary) -> dict[str, Any] | None:
     best = summary.best
     if best is None:
         return None
-    config = ", ".join(
-        f"{name} = {format_cell(value)}" for name, value in (best.config or {}).items()
-    )
+    config = config_text(best.config or {})
     value = format_cell(best.best)
     return {"number": best.number, "metric": summary.metric, "value": value, "config": config}
 
@@ -184,22 +183,18 @@ def _compared(summary: SweepSummary, background: Background) -> dict[str, Any] |
     """Return the table that compares the sweep with its replays; None without any."""
     if not background.alternatives:
         return None
-    best_s = background.time_to_best_s
-    measured: tuple[Range | None, ...] = (
-        None if best_s is None else (best_s, best_s),
-        _point(sum(t.gpu_seconds for t in summary.trials)),
-        _point(float(sum(t.preemptions for t in summary.trials))),
-        _point(summary.active_seconds),
+    measured = (
+        background.time_to_best_s,
+        sum(t.gpu_seconds for t in summary.trials),
+        float(sum(t.preemptions for t in summary.trials)),
+        summary.active_seconds,
     )
-    table_rows = [(f"{background.policy or 'this sweep'}, as it ran", *map(number_range, measured))]
+    ranges = (None if value is None else (value, value) for value in measured)
+    table_rows = [(f"{background.policy or 'this sweep'}, as it ran", *map(number_range, ranges))]
     for a in background.alternatives:
         figures = (a.time_to_best_s, a.gpu_s, a.preemptions, a.makespan_s)
         table_rows.append((f"{a.policy}, replayed", *map(number_range, figures)))
     return {"header": _COMPARED, "rows": table_rows}
-
-
-def _point(value: float) -> Range:
-    return value, value
 
 
 def _trials(summary: SweepSummary) -> list[dict[str, Any]]:

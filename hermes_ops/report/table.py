@@ -154,9 +154,10 @@ def _row(night: Night, is_alike: bool) -> dict[str, Any]:
         "best": best if is_alike or night.best is None else f"{best} ({night.objective})",
         "gpu_time": "–" if night.gpu_seconds is None else duration(night.gpu_seconds),
         "state": night.state.replace("_", " "),
-        "config": _words(night.config),
+        "config": config_text(night.config),
     }
 
 
-def _words(config: Mapping[str, Any]) -> str:
+def config_text(config: Mapping[str, Any]) -> str:
+    """Return a configuration for people: `rate = 0.1, units = 32`."""
     return ", ".join(f"{name} = {format_cell(value)}" for name, value in config.items())

@@ -393,7 +393,7 @@ class VirtualCluster:
         for disturbance in workload.disturbances:
             if isinstance(disturbance, NodeFailure):
                 self._push(disturbance.at_s, _DISTURBANCE, self._fail, disturbance.node)
-                self._push(disturbance.back_s, _RECOVERY, self._repair, disturbance.node)
+                self._push(disturbance.back_s, _RECOVERY, self._machines.repair, disturbance.node)
             else:
                 self._push(disturbance.at_s, _DISTURBANCE, self._slow, disturbance)
                 self._push(disturbance.until_s, _RECOVERY, self._recover, disturbance)
@@ -410,9 +410,6 @@ class VirtualCluster:
                 self._withdraw(job)
                 self._snapshots.mark_changed(job)
         self._start_due()
-
-    def _repair(self, node: str) -> None:
-        self._machines.repair(node)
 
     def _slow(self, disturbance: Interference) -> None:
         self._machines.slow(disturbance.node, disturbance.speed)

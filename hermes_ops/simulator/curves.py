@@ -15,7 +15,7 @@ from hermes_ops.core.model import JobId, PastTrial, Point, SweepId, Value
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator.workload import Costs, Work, Workload
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 SHAPES = {
     "hyperparameter_names": "[H], text",
     "configs": "[N, H]",
@@ -33,10 +33,10 @@ class CurveDataset:
 
     name: str
     hyperparameter_names: tuple[str, ...]
-    configs: Array
-    val_loss: Array
-    val_accuracy: Array
-    elapsed_s: Array
+    configs: Floats
+    val_loss: Floats
+    val_accuracy: Floats
+    elapsed_s: Floats
 
     def __len__(self) -> int:
         return len(self.configs)
@@ -47,9 +47,9 @@ class CurveDataset:
         return int(self.val_loss.shape[1])
 
     @property
-    def lowest(self) -> Array:
+    def lowest(self) -> Floats:
         """The lowest loss of each configuration; inf for one that never had a finite loss."""
-        lowest: Array = np.where(np.isfinite(self.val_loss), self.val_loss, np.inf).min(axis=1)
+        lowest: Floats = np.where(np.isfinite(self.val_loss), self.val_loss, np.inf).min(axis=1)
         return lowest
 
     def configuration(self, row: int) -> tuple[tuple[str, Value], ...]:
@@ -102,13 +102,13 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {key: stored[key] for key in SHAPES if key in stored}
     except _UNREADABLE as error:
-        to_job = str(error).partition("\n")[0]
+        found = str(error).partition("\n")[0]
         fix = "save it with numpy.savez" if path.exists() else "correct the path"
-        problem = Problem("the file", to_job, "an .npz of plain arrays", fix)
+        problem = Problem("the file", found, "an .npz of plain arrays", fix)
         raise ConfigError(str(path), (problem,)) from error
 
 
-def _numbers(path: Path, key: str, array: NDArray[np.generic]) -> Array:
+def _numbers(path: Path, key: str, array: NDArray[np.generic]) -> Floats:
     try:
         return array.astype(np.float64)
     except (TypeError, ValueError) as error:
@@ -116,7 +116,7 @@ def _numbers(path: Path, key: str, array: NDArray[np.generic]) -> Array:
         raise ConfigError(str(path), (problem,)) from error
 
 
-def _check_shapes(path: Path, names: int, arrays: Mapping[str, Array]) -> None:
+def _check_shapes(path: Path, names: int, arrays: Mapping[str, Floats]) -> None:
     loss = arrays["val_loss"]
     rows, epochs = loss.shape if loss.ndim == 2 else (0, 0)
     expected = dict.fromkeys(("val_loss", "val_accuracy", "elapsed_s"), (rows, epochs))
@@ -132,7 +132,7 @@ def _check_shapes(path: Path, names: int, arrays: Mapping[str, Array]) -> None:
         raise ConfigError(str(path), tuple(problems))
 
 
-def _check_seconds(path: Path, elapsed_s: Array) -> None:
+def _check_seconds(path: Path, elapsed_s: Floats) -> None:
     """Raise ConfigError for falling seconds; equal ones are below the clock's resolution."""
     steps_s = np.diff(elapsed_s, axis=1, prepend=0.0)
     bad = ~np.isfinite(elapsed_s) | (elapsed_s <= 0) | (steps_s < 0)

@@ -122,57 +122,52 @@ class Journal:
 
     def submitted(self, now_s: float, job: SimulatedJob) -> None:
         """Record the arrival of the job."""
-        if self._log is not None:
-            self._log.add(now_s, "submitted", job.id, work=work_fields(job.work))
+        if self._log is not None:  # the fields of a job cost more than an event
+            self._write(now_s, "submitted", job, work=work_fields(job.work))
 
     def granted(self, now_s: float, job: SimulatedJob, grant: Grant, reason: Reason) -> None:
         """Record a grant of GPUs, or of another share of them."""
-        if self._log is not None:
-            facts = {"gpus": grant.gpus, "share": grant.share, "reason": reason.text}
-            self._log.add(now_s, "granted", job.id, **facts)
+        facts = {"gpus": grant.gpus, "share": grant.share, "reason": reason.text}
+        self._write(now_s, "granted", job, **facts)
 
     def started(self, now_s: float, job: SimulatedJob) -> None:
         """Record that the job occupies its GPUs."""
-        if self._log is not None:
-            self._log.add(now_s, "began", job.id, gpus=job.gpus, share=job.share)
+        self._write(now_s, "began", job, gpus=job.gpus, share=job.share)
 
     def shared(self, now_s: float, job: SimulatedJob) -> None:
         """Record another share of its GPUs."""
-        if self._log is not None:
-            self._log.add(now_s, "shared", job.id, share=job.share)
+        self._write(now_s, "shared", job, share=job.share)
 
     def trains(self, now_s: float, job: SimulatedJob) -> None:
         """Record the end of its start-up."""
-        if self._log is not None:
-            self._log.add(now_s, "trains", job.id)
+        self._write(now_s, "trains", job)
 
     def seen(self, now_s: float, job: SimulatedJob) -> None:
         """Record that the next point of its curve is reached."""
         point = job.work.curve[job.seen]
         self.observations.append(LossObservation(job.id, point.step, point.loss, now_s))
-        if self._log is not None:
-            self._log.add(now_s, "point", job.id, step=point.step, loss=point.loss)
+        self._write(now_s, "point", job, step=point.step, loss=point.loss)
 
     def stopped(self, now_s: float, job: SimulatedJob, reason: Reason) -> None:
         """Record that the policy stops the job, or ends it."""
-        if self._log is not None:
-            self._log.add(now_s, "told", job.id, reason=reason.text)
+        self._write(now_s, "told", job, reason=reason.text)
 
     def left(self, segment: SimulatedSegment, job: SimulatedJob) -> None:
         """Record that the job has left its GPUs."""
         self.segments.append(segment)
-        if self._log is not None:
-            facts: dict[str, object] = {"outcome": segment.outcome, "trained_s": job.trained_s}
-            if job.useful_gpu_s is not None:
-                facts["useful_gpu_s"] = job.useful_gpu_s
-            self._log.add(segment.end_s, "left", job.id, **facts)
+        facts: dict[str, object] = {"outcome": segment.outcome, "trained_s": job.trained_s}
+        if job.useful_gpu_s is not None:
+            facts["useful_gpu_s"] = job.useful_gpu_s
+        self._write(segment.end_s, "left", job, **facts)
 
     def ended(self, now_s: float, job: SimulatedJob) -> None:
         """Record its final state."""
-        if self._log is not None:
-            self._log.add(now_s, "ended", job.id, state=job.state)
+        self._write(now_s, "ended", job, state=job.state)
 
     def closed(self, now_s: float) -> None:
         """Record the end of the simulation."""
+        self._write(now_s, "closed", None)
+
+    def _write(self, at_s: float, event: str, job: SimulatedJob | None, **facts: object) -> None:
         if self._log is not None:
-            self._log.add(now_s, "closed", None)
+            self._log.add(at_s, event, None if job is None else job.id, **facts)

@@ -140,12 +140,14 @@ def fairness(run: SimulationRun) -> dict[JobId, float]:
     and leaving out that a job can be slower on fewer GPUs, are our choices.
     """
     present = _Presence(run.outcomes)
-    return {
-        o.work.id: o.completion_s / _independent_s(o.work, alone_s, len(run.gpus) / contending)
-        for o in run.outcomes
-        if o.completion_s is not None and o.ended_s is not None and (alone_s := o.work.alone_s)
-        for contending in (present.mean(o.work.submitted_s, o.ended_s),)
-    }
+    rho: dict[JobId, float] = {}
+    for outcome in run.outcomes:
+        work, alone_s = outcome.work, outcome.work.alone_s
+        if outcome.completion_s is not None and outcome.ended_s is not None and alone_s:
+            share = len(run.gpus) / present.mean(work.submitted_s, outcome.ended_s)
+            independent_s = alone_s * work.gpus / min(share, work.gpus)
+            rho[work.id] = outcome.completion_s / independent_s
+    return rho
 
 
 def static_fairness(run: SimulationRun) -> dict[JobId, float]:
@@ -161,11 +163,6 @@ def static_fairness(run: SimulationRun) -> dict[JobId, float]:
         for o in run.outcomes
         if o.completion_s is not None and (alone_s := o.work.alone_s)
     }
-
-
-def _independent_s(work: Work, alone_s: float, share: float) -> float:
-    """Return the seconds that the job takes on its share of the GPUs alone."""
-    return alone_s * work.gpus / min(share, work.gpus)
 
 
 class _Presence:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from typing import ClassVar
 
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.oracle import GoodputOracle, Oracle
 from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.fill import fill
+from hermes_ops.simulator.metrics import lowest_loss
 from hermes_ops.simulator.simulated_job import OracleJob
 from hermes_ops.simulator.workload import Work, Workload
 
@@ -72,8 +73,7 @@ class _Clairvoyant:
 
     def final_loss(self, job: Job) -> float:
         """Return the lowest finite loss of the job's whole curve; inf without one."""
-        losses = (point.loss for point in self.works[job.id].curve)
-        return min((loss for loss in losses if isfinite(loss)), default=inf)
+        return lowest_loss(self.works[job.id])
 
 
 @dataclass(frozen=True, slots=True)

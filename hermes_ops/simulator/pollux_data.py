@@ -14,13 +14,12 @@ from math import isfinite
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hermes_ops.core.sizes import BatchRange
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.errors import ConfigError, Problem, file_error_text
+from hermes_ops.simulator.training_model import Placement
 
-Floats = NDArray[np.float64]
-Placement = tuple[int, ...]
 MOST_PROBLEMS = 20
 MOST_GPUS = 64
 """The GPUs of the pool for which the workloads were published."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hermes_ops.core.model import JobId, Point
 from hermes_ops.core.sizes import BatchRange, StepTime
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator.pollux_data import (
     MOST_GPUS,
@@ -33,7 +34,6 @@ from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
 from hermes_ops.simulator.workload_source import DrawnWorkload
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 ROUND_S = 60.0

@@ -136,9 +136,10 @@ def _replay_shifted(
     """Replay with the observation delay shifted by `shift_s`."""
     gpus = tuple(Gpu(index) for index in range(_gpus(recorded, settings)))
     workload, costs = _workload(recorded, settings)
+    delay_s = max(0.0, workload.observation_delay_s + shift_s)
     runs = [
         (c.name, _simulate(recorded, c, gpus, settings, log_of(c.name)))
-        for c in completions(_with_delay(workload, shift_s))
+        for c in completions(replace(workload, observation_delay_s=delay_s))
     ]
     cut = {work.id: work.seconds for work in workload.jobs if work.cut_short}
     whole_s = [_ends_s(run, cut, recorded.never_best) for _, run in runs]
@@ -163,10 +164,6 @@ def _median_bounds(bounds: Iterable[Bounds]) -> Bounds:
     if not ranges:
         return Bounds(None, None)
     return Bounds(median_low(low for low, _ in ranges), median_low(high for _, high in ranges))
-
-
-def _with_delay(workload: Workload, shift_s: float) -> Workload:
-    return replace(workload, observation_delay_s=max(0.0, workload.observation_delay_s + shift_s))
 
 
 def _gpus(recorded: RecordedSweep, settings: ReplaySettings) -> int:

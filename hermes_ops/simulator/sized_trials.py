@@ -21,7 +21,7 @@ from hermes_ops.simulator.pollux_data import Application, read_pollux, written_n
 from hermes_ops.simulator.pollux_workload import StepTimes
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Work
-from hermes_ops.simulator.workload_source import DrawnWorkload, WorkloadSource
+from hermes_ops.simulator.workload_source import DerivedSource, DrawnWorkload
 
 APPLICATION = "cifar10"
 """The application whose speed-ups the trials have."""
@@ -80,14 +80,13 @@ class SizedTraining:
 
 
 @dataclass(frozen=True, slots=True)
-class SizedSweepSource:
+class SizedSweepSource(DerivedSource):
     """The sweeps of another source, whose trials may take `sizes` GPUs, ascending.
 
     A policy of one size gives each the smallest of them. `batch` None: the initial one of the
     application. `folder` has the step times, in the form of `examples/elastic`.
     """
 
-    task: WorkloadSource
     folder: Path
     sizes: tuple[int, ...]
     batch: int | None = None
@@ -95,16 +94,11 @@ class SizedSweepSource:
     @property
     def name(self) -> str:
         """The other source's name, and the numbers of GPUs."""
-        return f"{self.task.name}, trials of {' or '.join(map(str, self.sizes))} GPUs"
-
-    @property
-    def varies(self) -> bool:
-        """Whether the other source varies."""
-        return self.task.varies
+        return f"{self.source.name}, trials of {' or '.join(map(str, self.sizes))} GPUs"
 
     def draw(self, seed: int) -> DrawnWorkload:
         """Draw the other source's sweep; raise ConfigError if a size has no step time."""
-        drawn = self.task.draw(seed)
+        drawn = self.source.draw(seed)
         speed_ups = _speed_ups(self.folder.absolute(), written_ns(self.folder), self.batch)
         for size in self.sizes:
             speed_ups.on((size,))

@@ -10,7 +10,7 @@ from statistics import median
 from hermes_ops.config import SweepConfig, parse
 from hermes_ops.core.model import JobId, SweepId, Value
 from hermes_ops.core.packed_curves import PackedPoints
-from hermes_ops.core.summary import CurvePoints, Segment
+from hermes_ops.core.summary import FINISHED, CurvePoints, Segment
 from hermes_ops.core.training import STOPPED, Training, training
 from hermes_ops.errors import HermesError
 from hermes_ops.simulator.workload import Costs, SegmentStart, Work, Workload
@@ -20,7 +20,6 @@ from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS, ended_spans_of
 from hermes_ops.tracking.summary import CollectedSweep, collect, require_sweep
 from hermes_ops.trial.keras.runtime import ENDING_S
 
-FINISHED = "finished"
 Spans = tuple[tuple[float, float], ...]
 
 OBSERVATION_DELAY_S = 0.4

@@ -122,7 +122,7 @@ def _read(source: str, rows: Iterator[list[str]]) -> tuple[Work, ...]:
             cells.refuse("job_id", f"the id of line {lines[work.id]}", "each id once")
         lines[work.id] = number
         works.append(work)
-        problems += [_in_line(number, problem) for problem in cells.problems]
+        problems += [replace(p, where=f"line {number}, {p.where}") for p in cells.problems]
         if len(problems) >= MOST_PROBLEMS:
             break
     if not works:
@@ -130,10 +130,6 @@ def _read(source: str, rows: Iterator[list[str]]) -> tuple[Work, ...]:
     if problems:
         raise ConfigError(source, tuple(problems[:MOST_PROBLEMS]))
     return tuple(works)
-
-
-def _in_line(number: int, problem: Problem) -> Problem:
-    return Problem(f"line {number}, {problem.where}", problem.found, problem.allowed, problem.fix)
 
 
 def _header_problems(header: list[str]) -> list[Problem]:
@@ -324,15 +320,10 @@ class _Cells:
 
     def _costs(self) -> Costs:
         names = ("startup_s", "restore_s", "checkpoint_s")
-        if not any(self._cells.get(name) for name in names):
-            return _FREE
-        return Costs(*(self._optional(name, 0.0) for name in names))
+        return Costs(**{name: self._optional(name, 0.0) for name in names})
 
 
 def _whole(text: str) -> int | None:
     """Return the whole number above 0, of at most MOST_DIGITS, that the text is; else None."""
     number = int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else 0
     return number or None
-
-
-_FREE = Costs()

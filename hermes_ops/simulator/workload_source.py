@@ -67,24 +67,30 @@ class TraceSource:
 
 
 @dataclass(frozen=True, slots=True)
-class TeamSource:
+class DerivedSource:
+    """The base of sources that change the workloads of another source."""
+
+    source: WorkloadSource
+
+    @property
+    def name(self) -> str:
+        """The other source's name."""
+        return self.source.name
+
+    @property
+    def varies(self) -> bool:
+        """Whether the other source varies."""
+        return self.source.varies
+
+
+@dataclass(frozen=True, slots=True)
+class TeamSource(DerivedSource):
     """The workloads of another source, in which users who are in a team have it.
 
     `teams` are (user, team); a job of a user who is in none keeps the team that its source names.
     """
 
-    source: WorkloadSource
     teams: tuple[tuple[str, str], ...]
-
-    @property
-    def name(self) -> str:
-        """The name of the other source."""
-        return self.source.name
-
-    @property
-    def varies(self) -> bool:
-        """As the other source."""
-        return self.source.varies
 
     def draw(self, seed: int) -> DrawnWorkload:
         """Draw the other source's workload, with the teams of its users."""
@@ -158,25 +164,14 @@ class PoissonSource:
 
 
 @dataclass(frozen=True, slots=True)
-class DisturbedSource:
+class DisturbedSource(DerivedSource):
     """Another source's workloads, with failures and slowdowns of nodes from a file."""
 
-    task: WorkloadSource
     path: Path
-
-    @property
-    def name(self) -> str:
-        """The other source's name."""
-        return self.task.name
-
-    @property
-    def varies(self) -> bool:
-        """Whether the other source varies."""
-        return self.task.varies
 
     def draw(self, seed: int) -> DrawnWorkload:
         """Draw the other source's workload and add the disturbances."""
-        drawn = self.task.draw(seed)
+        drawn = self.source.draw(seed)
         disturbances = read_disturbances(self.path)
         return replace(drawn, workload=replace(drawn.workload, disturbances=disturbances))
 

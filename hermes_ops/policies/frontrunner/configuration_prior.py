@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hermes_ops.core.curves import Floats
 from hermes_ops.policies.frontrunner.configurations import (
     Configuration,
     is_number,
@@ -26,7 +26,6 @@ from hermes_ops.policies.frontrunner.configurations import (
 )
 from hermes_ops.policies.frontrunner.correction import rounded
 
-Floats = NDArray[np.float64]
 FILE = str(Path(__file__).with_name("configuration_prior.json"))
 EXTREME = 3.0  # deviations of the recorded configurations; values beyond it are clipped to it
 

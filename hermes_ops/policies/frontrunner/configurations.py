@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hermes_ops.core.curves import Floats
 from hermes_ops.core.model import Value
 
-Floats = NDArray[np.float64]
 Configuration = tuple[tuple[str, Value], ...]
 DIRECTIONS = 10
 WIDTH = 0.7  # of the exponent, at the median squared distance of two configurations

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hermes_ops.core.curves import Floats
 from hermes_ops.policies.frontrunner.table import CurveTable
 
-Floats = NDArray[np.float64]
 FILE = str(Path(__file__).with_name("correction.json"))
 EXTREME = 4.0  # deviations of a value over the recorded states: beyond it, it counts as this
 LEAST = 1e-9  # of a chance or deviation whose logarithm is taken

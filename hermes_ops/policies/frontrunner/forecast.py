@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtrs
 from scipy.special import ndtr
 
+from hermes_ops.core.curves import Floats
 from hermes_ops.policies.frontrunner.configuration_prior import prior_scores
 from hermes_ops.policies.frontrunner.correction import Positions, corrected
 from hermes_ops.policies.frontrunner.regression import (
@@ -26,7 +27,6 @@ from hermes_ops.policies.frontrunner.regression import (
 from hermes_ops.policies.frontrunner.relevance import COMMON, kernel_families
 from hermes_ops.policies.frontrunner.table import CurveTable, log_losses
 
-Floats = NDArray[np.float64]
 KEPT = 64  # tables whose forecast is kept, for as many sweeps of a pool
 PACE_SCALES = (0.3, 1.0, 3.0)
 PACE_REACH = 2.0  # log units from the usual pace of a stage: beyond it a clock has stood still

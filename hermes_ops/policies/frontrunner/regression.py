@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from hermes_ops.core.curves import Floats
 from hermes_ops.policies.frontrunner.table import CurveTable
 
-Floats = NDArray[np.float64]
 LEVELS = 12
 
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtrs
 
+from hermes_ops.core.curves import Floats
 from hermes_ops.policies.frontrunner.configurations import (
     Configuration,
     columns_of,
@@ -25,7 +25,6 @@ from hermes_ops.policies.frontrunner.configurations import (
 )
 from hermes_ops.policies.frontrunner.table import CurveTable, log_losses
 
-Floats = NDArray[np.float64]
 LEAST_TRIALS = 32  # complete ones; what fewer say misleads more than it helps
 LEAST_A_PARAMETER = 4  # complete trials for each hyper-parameter, likewise: of 16 at most
 MOST_TRIALS = 64  # a limit of the time

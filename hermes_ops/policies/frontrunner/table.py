@@ -12,11 +12,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.curves import Memo, columns
+from hermes_ops.core.curves import Floats, Memo, columns
 from hermes_ops.core.model import Job, PastTrial, Phase, Point, Value
 from hermes_ops.policies.frontrunner.configurations import Configuration, features
 
-Floats = NDArray[np.float64]
 FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing
 PAST = 128  # earlier trials that are learnt from, the last ones handed over
 LAST_SHARE = 0.85  # a depth nearer to the end than this is left out

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from hermes_ops.core.speed_model import Floats
+
 Integers = NDArray[np.int64]
 PASSES = 2
 """Passes of each part of the padding: GPUs that are too few for one job go to later ones."""

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hermes_ops.core.model import Job, JobId, Snapshot
+from hermes_ops.core.speed_model import Floats
 
-Floats = NDArray[np.float64]
 BISECTIONS = 60
 
 

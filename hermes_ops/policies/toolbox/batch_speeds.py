@@ -8,12 +8,11 @@ from functools import lru_cache
 from math import isfinite
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hermes_ops.core.model import Job
 from hermes_ops.core.sizes import BatchRange, StepTime
+from hermes_ops.core.speed_model import Floats
 
-Floats = NDArray[np.float64]
 MOST_BATCHES = 32
 LEAST_COST = 0.01
 Sample = tuple[int, float, float]

@@ -22,7 +22,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.curves import Table, columns
+from hermes_ops.core.curves import Floats, Table, columns
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
 
 SLICE_STEPS = 3
@@ -32,8 +32,6 @@ UNSEEN = inf
 _PENDING, _ENDED = Phase.PENDING, Phase.ENDED
 _ID, _PHASE, _CURVE = attrgetter("id"), attrgetter("phase"), attrgetter("curve")
 _SWEEP, _WEIGHT = attrgetter("sweep"), attrgetter("weight")
-
-Floats = NDArray[np.float64]
 
 
 def convergence(curve: Sequence[Point], largest_drop: float) -> float:

@@ -9,7 +9,8 @@ from itertools import compress, count
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from hermes_ops.core.speed_model import Floats
+
 Integers = NDArray[np.int64]
 
 FEW = 192

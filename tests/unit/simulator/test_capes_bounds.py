@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from hermes_ops.simulator.capes_bounds import lower_bound_h, shared_h
+from bench.capes_bounds import lower_bound_h, shared_h
 from hermes_ops.simulator.capes_workload import CapesSource
 
 

@@ -63,11 +63,11 @@ def test_a_job_on_a_slow_node_takes_so_much_longer(file: Path, tmp_path: Path) -
     trace = tmp_path / "one.csv"
     trace.write_text("job_id,submit_time_s,num_gpus,duration_s\na,0,1,100\n")
     file.write_text(f"{HEADER}node-0,20,1000,0.5\n")
-    task = DisturbedSource(TraceSource(trace), file)
-    draw = task.draw(0)
+    source = DisturbedSource(TraceSource(trace), file)
+    draw = source.draw(0)
     run = simulate(draw.workload, layout("1"), Contender("fifo").make(draw))
     assert {o.work.id: o.ended_s for o in run.outcomes} == {JobId("a"): 180.0}
-    assert (task.name, task.varies) == ("one", False)
+    assert (source.name, source.varies) == ("one", False)
 
 
 def test_a_node_that_is_not_there_is_refused_by_its_name(file: Path, tmp_path: Path) -> None:

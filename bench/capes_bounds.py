@@ -11,16 +11,14 @@ from math import ceil, inf
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import block_array, csr_array, eye_array, kron, sparray
 
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.simulator.capes_workload import HOURS
 
 BUCKET_H = 0.1
 TANGENTS = 41  # at each square
-
-Floats = NDArray[np.float64]
 
 
 def lower_bound_h(arrivals_s: Sequence[float], gpus: int, bucket_h: float = BUCKET_H) -> float:
