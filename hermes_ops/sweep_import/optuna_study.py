@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from hermes_ops.sweep_import.draft import (
     valid_name,
     valid_parameter,
 )
-from hermes_ops.sweep_import.study_space import StudySpace
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -125,8 +124,8 @@ class _StudyConversion(Conversion):
         space = StudySpace.from_trials(axes, [t for t in trials if t.state.name == "COMPLETE"])
         whole = sum(1 for trial in trials if trial.distributions)
         for name, count in seen.items():
-            if (decider := space.deciders.get(name)) is not None:
-                text = f"under {quoted(space.value_of(decider))} of {decider[0]}"
+            if (condition := space.conditions.get(name)) is not None:
+                text = f"under {quoted(space.value_of(condition))} of {condition[0]}"
                 place = f"search.space.{valid_parameter(name)}"
                 self.note(place, f"{text}, as in each complete trial")
             elif count < whole:
@@ -162,7 +161,7 @@ class _StudyConversion(Conversion):
 def _fits(trial: FrozenTrial, space: StudySpace) -> bool:
     """Say whether the space gives a trial these parameters, and their values lie in it."""
     axes = space.axes
-    return set(trial.params) == space.names_for(trial.params) and all(
+    return set(trial.params) == space.active_names(trial.params) and all(
         axes[name]._contains(axes[name].to_internal_repr(value))
         for name, value in trial.params.items()
     )
@@ -252,3 +251,84 @@ def _without_password(source: str) -> str:
     except ArgumentError:
         fix = "write it as driver://user:password@host/database"
         raise refusal("the URL", "the storage", "no URL", "a database URL", fix) from None
+
+
+Condition = tuple[str, int]
+"""What a conditional parameter needs: a choice, and the place of one of its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudySpace:
+    """The parameters of a study, and the condition of each conditional one.
+
+    A parameter is conditional on a value of a choice if the complete trials with that value are
+    exactly those that have the parameter, and other trials have another value of the choice.
+    """
+
+    axes: Mapping[str, BaseDistribution]
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+
+    @classmethod
+    def from_trials(
+        cls, axes: Mapping[str, BaseDistribution], trials: Sequence[FrozenTrial]
+    ) -> StudySpace:
+        """Return the space of these complete trials."""
+        having = {name: {t.number for t in trials if name in t.params} for name in axes}
+        groups = _groups(axes, trials)
+        conditions = {}
+        for name, numbers in having.items():
+            found = (d for d, group in groups.items() if group == numbers < having[d[0]])
+            if (condition := next(found, None)) is not None:
+                conditions[name] = condition
+        return cls(axes, conditions)
+
+    def value_of(self, condition: Condition) -> object:
+        """Return the value of a condition's choice."""
+        choice, place = condition
+        value: object = self.axes[choice].to_external_repr(place)
+        return value
+
+    def active_names(self, params: Mapping[str, Any]) -> set[str]:
+        """Return the names of the parameters that a trial with these values has."""
+        return {name for name in self.axes if self._is_active(name, params)}
+
+    def _is_active(self, name: str, params: Mapping[str, Any]) -> bool:
+        if name not in self.conditions:
+            return True
+        choice, place = self.conditions[name]
+        return choice in params and _place(self.axes[choice], params[choice]) == place
+
+    def tree(
+        self, parameters: Mapping[str, dict[str, Any]], names: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Return the space of a sweep file.
+
+        `parameters`: those of the sweep file by name; `names`: what each is called there. The
+        parameters are changed.
+        """
+        spaces: dict[Condition, dict[str, Any]] = {}
+        for name, condition in self.conditions.items():
+            spaces.setdefault(condition, {})[names[name]] = parameters[name]
+        for (choice, place), space in spaces.items():
+            values = parameters[choice]["values"]
+            values[place] = {"value": values[place], "space": space}
+        return {names[n]: p for n, p in parameters.items() if n not in self.conditions}
+
+
+def _groups(
+    axes: Mapping[str, BaseDistribution], trials: Sequence[FrozenTrial]
+) -> dict[Condition, set[int]]:
+    """Return the numbers of the trials that have each value of each choice."""
+    from optuna.distributions import CategoricalDistribution
+
+    groups: dict[Condition, set[int]] = {}
+    for name, axis in axes.items():
+        if isinstance(axis, CategoricalDistribution):
+            for trial in (t for t in trials if name in t.params):
+                place = _place(axis, trial.params[name])
+                groups.setdefault((name, place), set()).add(trial.number)
+    return groups
+
+
+def _place(axis: BaseDistribution, value: object) -> int:
+    return int(axis.to_internal_repr(value))
