@@ -392,7 +392,7 @@ def test_the_rounds_of_this_test_make_every_kind_of_call(
         "metadata.trials", "metadata.records", "metadata.rerank", "metadata.pool",
         "tracker.set_tags", "tracker.open_trial", "tracker.trials", "tracker.reopen",
         "tracker.set_aside", "tracker.add_params",
-        "tracker.finish_trial", "tracker.finish_sweep", "tracker.sweep",
+        "tracker.finish", "tracker.sweep",
         "decisions.append", "decisions.upload", "curves.curves", "sampler.ask",
     }  # fmt: skip
     assert world.fate(BAD)[:2] == world.fate(GOOD)[:2]
