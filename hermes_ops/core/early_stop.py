@@ -55,7 +55,7 @@ def median_rule(jobs: Sequence[Job]) -> Ends:
         best, limit = best_by(job.curve, step), median(others)
         if best > limit:
             text = f"stopped early: best loss {figure(best, 4)} at step {step} is over the median"
-            terms = _numbers(best_loss=best, median_loss=limit, step=step, others=len(others))
+            terms = Term.several(best_loss=best, median_loss=limit, step=step, others=len(others))
             ends[job.id] = Reason(text, terms, None, f"a best loss of {figure(limit, 4)} or less")
     return ends
 
@@ -86,7 +86,7 @@ def asha_rule(jobs: Sequence[Job]) -> Ends:
         if places and mine > at_rung[places - 1][0]:
             limit, rival = at_rung[places - 1]
             text = f"stopped early: loss {figure(mine, 4)} at rung {rung} is not in the best third"
-            terms = _numbers(best_loss=mine, limit_loss=limit, rung=rung, trials=len(at_rung))
+            terms = Term.several(best_loss=mine, limit_loss=limit, rung=rung, trials=len(at_rung))
             ends[job.id] = Reason(text, terms, rival, f"a loss of {figure(limit, 4)} or less")
     return ends
 
@@ -124,10 +124,7 @@ class EarlyStop(Wrapper[M]):
         ends = early_ends(snapshot, dict(self.rules))
         if not ends:
             return self.policy.decide(snapshot, memory)
-        jobs = tuple(
-            job.as_stopping(resumes=False) if job.id in ends else job for job in snapshot.jobs
-        )
-        plan, memory = self.policy.decide(replace(snapshot, jobs=jobs), memory)
+        plan, memory = self.policy.decide(snapshot.with_stopping(ends), memory)
         all_ends = tuple(dict.fromkeys((*plan.ends, *ends)))
         return replace(plan, ends=all_ends, reasons=overlay(plan.reasons, ends)), memory
 
@@ -144,7 +141,3 @@ def _rung(job: Job) -> int | None:
     while rung * ASHA_ETA <= job.last_step:
         rung *= ASHA_ETA
     return rung
-
-
-def _numbers(**values: float) -> tuple[Term, ...]:
-    return tuple(Term(name, float(value)) for name, value in values.items())

@@ -246,6 +246,13 @@ class Snapshot:
         vars(snapshot).update((name, view) for name, view in views.items() if view is not None)
         return snapshot
 
+    def with_stopping(self, jobs: Collection[JobId]) -> Snapshot:
+        """Return the snapshot in which these jobs are stopping for good."""
+        if not jobs:
+            return self  # with its cached views
+        shown = (job.as_stopping(resumes=False) if job.id in jobs else job for job in self.jobs)
+        return replace(self, jobs=tuple(shown))
+
     @cached_property
     def index(self) -> Mapping[JobId, Job]:
         """The jobs by id."""
@@ -373,6 +380,11 @@ class Term:
 
     name: str
     value: float
+
+    @classmethod
+    def several(cls, **values: float) -> tuple[Term, ...]:
+        """Return a term for each of these named numbers."""
+        return tuple(cls(name, float(value)) for name, value in values.items())
 
 
 @dataclass(frozen=True, slots=True)

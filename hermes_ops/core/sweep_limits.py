@@ -59,13 +59,9 @@ class MaxParallel(Wrapper[M]):
 
 
 def _without(snapshot: Snapshot, hidden: Mapping[JobId, int], *, shows_hidden: bool) -> Snapshot:
-    if not hidden:
-        return snapshot  # with its cached views
-    if shows_hidden:
-        jobs = (j.as_stopping(resumes=False) if j.id in hidden else j for j in snapshot.jobs)
-    else:
-        jobs = (j for j in snapshot.jobs if j.id not in hidden)
-    return replace(snapshot, jobs=tuple(jobs))
+    if shows_hidden or not hidden:
+        return snapshot.with_stopping(hidden)
+    return replace(snapshot, jobs=tuple(job for job in snapshot.jobs if job.id not in hidden))
 
 
 def _surplus(snapshot: Snapshot, plan: Plan, limits: dict[SweepId, int]) -> dict[JobId, int]:

@@ -56,18 +56,18 @@ class Asha:
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Rank the trials at their rungs, then serve the sweeps."""
         ranks: dict[JobId, RungRank] = {}
-        lines = {}
+        queues = {}
         for sweep, jobs in by_sweep(snapshot).items():
             sweep_ranks = rung_ranks(jobs, self.first_rung, self.eta)
             ranks |= sweep_ranks
-            lines[sweep] = asha_line(snapshot, jobs, sweep_ranks)
+            queues[sweep] = asha_queue(snapshot, jobs, sweep_ranks)
         ends = _ends(snapshot.jobs, ranks) if self.kill else {}
-        order = in_turn(lines)
+        order = in_turn(queues)
         plan = serve(snapshot, order, lambda job, on: why(job, on, ranks[job.id]), ends)
         return plan, memory
 
 
-def asha_line(
+def asha_queue(
     snapshot: Snapshot, jobs: Sequence[Job], ranks: Mapping[JobId, RungRank], opens: bool = True
 ) -> SweepQueue:
     """Order a sweep's trials: promotable, new, paused; new ones last when not `opens`."""
@@ -117,15 +117,14 @@ def _needs(at: RungRank) -> str:
 def _terms(at: RungRank) -> tuple[Term, ...]:
     if not at.rung:
         return ()
-    values = {
-        "rung": at.rung,
-        "rank": at.rank,
-        "trials_at_rung": at.size,
-        "places": at.places,
-        "loss_at_rung": at.loss,
-        "limit_loss": at.limit,
-    }
-    return tuple(Term(name, float(value)) for name, value in values.items())
+    return Term.several(
+        rung=at.rung,
+        rank=at.rank,
+        trials_at_rung=at.size,
+        places=at.places,
+        loss_at_rung=at.loss,
+        limit_loss=at.limit,
+    )
 
 
 def _ends(jobs: Iterable[Job], ranks: Mapping[JobId, RungRank]) -> dict[JobId, Reason]:

@@ -123,20 +123,15 @@ class _Service:
             for job in self.order:
                 if job.id in self.given and self.levels[job.id]:
                     self._give(job, job.min_gpus)
-        self._widen()
+        # ties go by the order
+        widen(self.order, self.given, self.left, speed_up_gain(self.speeds), Job.size_above)
         return self.given
 
-    def _give(self, job: Job, size: int) -> bool:
+    def _give(self, job: Job, size: int) -> None:
         added = size - self.given.get(job.id, 0)
-        if added > self.left:
-            return False
-        self.given[job.id] = size
-        self.left -= added
-        return True
-
-    def _widen(self) -> None:
-        """Give the GPUs left where a GPU adds the most speed-up; ties go by the order."""
-        widen(self.order, self.given, self.left, speed_up_gain(self.speeds), Job.size_above)
+        if added <= self.left:
+            self.given[job.id] = size
+            self.left -= added
 
 
 def _requested(job: Job) -> int:

@@ -51,21 +51,21 @@ class HyperSched:
         """Decide as `asha`, with new trials last in sweeps that are past their limit."""
         ranks: dict[JobId, RungRank] = {}
         closed: dict[SweepId, Reason] = {}
-        lines = {}
+        queues = {}
         for sweep, jobs in by_sweep(snapshot).items():
             sweep_ranks = rung_ranks(jobs, self.first_rung, self.eta)
             ranks |= sweep_ranks
             left_s, needed_s = self._left_s(jobs, snapshot.time_s), self._needed_s(jobs)
             if left_s < needed_s:
                 closed[sweep] = _closed(left_s, needed_s)
-            lines[sweep] = asha.asha_line(snapshot, jobs, sweep_ranks, opens=sweep not in closed)
+            queues[sweep] = asha.asha_queue(snapshot, jobs, sweep_ranks, opens=sweep not in closed)
 
         def explain(job: Job, on: bool) -> Reason:
             if job.phase is Phase.PENDING and not on and job.sweep in closed:
                 return closed[job.sweep]
             return asha.why(job, on, ranks[job.id])
 
-        return serve(snapshot, in_turn(lines), explain), memory
+        return serve(snapshot, in_turn(queues), explain), memory
 
     def _left_s(self, jobs: Sequence[Job], now_s: float) -> float:
         """Return the seconds until the sweep's deadline; inf without one."""

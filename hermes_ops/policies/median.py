@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.curves import best, best_by, mean_by
+from hermes_ops.core.curves import Floats, best, best_by, mean_by
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.parameter_checks import whole
@@ -67,12 +67,12 @@ class Median:
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Judge all open trials, then serve those that are not worse than the median."""
         bad: dict[JobId, Verdict] = {}
-        lines = {}
+        queues = {}
         for sweep, jobs in by_sweep(snapshot).items():
             bad |= self._bad(jobs)
-            lines[sweep] = _line(snapshot, jobs, bad)
+            queues[sweep] = _queue(snapshot, jobs, bad)
         ends = {job: _ended(verdict) for job, verdict in bad.items()} if self.kill else {}
-        plan = serve(snapshot, in_turn(lines), lambda job, on: _why(job, on, bad), ends)
+        plan = serve(snapshot, in_turn(queues), lambda job, on: _why(job, on, bad), ends)
         return plan, memory
 
     def _bad(self, jobs: Sequence[Job]) -> dict[JobId, Verdict]:
@@ -98,7 +98,7 @@ def _is_judged(job: Job) -> bool:
     return job.phase is Phase.WAITING or (job.phase is Phase.RUNNING and job.has_finished_slice)
 
 
-def _line(snapshot: Snapshot, jobs: Sequence[Job], bad: Mapping[JobId, Verdict]) -> SweepQueue:
+def _queue(snapshot: Snapshot, jobs: Sequence[Job], bad: Mapping[JobId, Verdict]) -> SweepQueue:
     on_gpus = holding(snapshot, jobs)
     waiting = queued(jobs, Phase.WAITING)
     paused = [job for job in (*on_gpus, *waiting) if job.id in bad]
@@ -108,7 +108,7 @@ def _line(snapshot: Snapshot, jobs: Sequence[Job], bad: Mapping[JobId, Verdict])
     return SweepQueue(goes_on, (*good, *queued(jobs, Phase.PENDING), *paused))
 
 
-def _median(means: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def _median(means: Floats) -> float:
     """Return the median, also of infinite values (which numpy subtracts from each other)."""
     ordered = np.sort(means)
     middle = len(ordered) // 2
@@ -144,10 +144,9 @@ def _compared(verdict: Verdict) -> str:
 
 
 def _terms(verdict: Verdict) -> tuple[Term, ...]:
-    named = {
-        "best_loss": verdict.best,
-        "median_loss": verdict.median,
-        "step": verdict.step,
-        "others": verdict.others,
-    }
-    return tuple(Term(name, float(value)) for name, value in named.items())
+    return Term.several(
+        best_loss=verdict.best,
+        median_loss=verdict.median,
+        step=verdict.step,
+        others=verdict.others,
+    )

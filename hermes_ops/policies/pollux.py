@@ -31,7 +31,7 @@ from hermes_ops.policies.toolbox.job_speeds import MeasuredSpeeds, kind_key, pac
 from hermes_ops.policies.toolbox.knapsack import knapsack
 from hermes_ops.policies.toolbox.parameter_checks import one_of, positive
 from hermes_ops.policies.toolbox.sized_grants import PACKED, SizingProblem
-from hermes_ops.policies.toolbox.whole_nodes import cleared, node_size, packing, packing_sizes
+from hermes_ops.policies.toolbox.whole_nodes import cleared, packing, packing_sizes
 
 MOST_GPUS = 64
 RESTART_S = 30.0
@@ -156,7 +156,7 @@ def _groups(
     A job gets at most twice what was tried, at first its least, at most MOST_GPUS; the size that it
     holds stays possible, so that nothing that costs a restart takes it away.
     """
-    fair, each = ceil(problem.gpus / len(jobs)), node_size(problem)
+    fair, each = ceil(problem.gpus / len(jobs)), problem.gpus_a_node
     groups: dict[_Group, list[int]] = {}
     known: dict[tuple[object, ...], _Group] = {}
     held_by = problem.snapshot.held

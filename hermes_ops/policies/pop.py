@@ -88,11 +88,11 @@ class Pop:
             [(forecasts[j.id], j) for j in snapshot.jobs if j.id in forecasts], snapshot
         )
         order = TrialOrder(forecasts, division, self.poor, self.slice_steps)
-        lines = {sweep: order.line(snapshot, jobs) for sweep, jobs in sweeps.items()}
+        queues = {sweep: order.queue(snapshot, jobs) for sweep, jobs in sweeps.items()}
         ends = {}
         if self.kill:
             ends = {job: order.ended(job) for job in forecasts if order.is_poor(job)}
-        return serve(snapshot, in_turn(lines), order.why, ends), memory
+        return serve(snapshot, in_turn(queues), order.why, ends), memory
 
     def _forecasts(self, jobs: Sequence[Job]) -> dict[JobId, TargetForecast]:
         """Forecast each open trial of a sweep that has run for `grace_steps`."""
@@ -199,7 +199,7 @@ class TrialOrder:
         """Return True for a judged trial whose chance is below the floor."""
         return job in self.forecasts and self.forecasts[job].chance < self.poor
 
-    def line(self, snapshot: Snapshot, jobs: Sequence[Job]) -> SweepQueue:
+    def queue(self, snapshot: Snapshot, jobs: Sequence[Job]) -> SweepQueue:
         """Order a sweep's trials: those within their slice, then promising, opportunistic, poor."""
         on_gpus = holding(snapshot, jobs)
         goes_on = tuple(job for job in on_gpus if not self._slice_is_over(job))

@@ -10,10 +10,10 @@ from math import exp, log
 from typing import Any, ClassVar
 
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, Term
-from hermes_ops.core.nodes import NodeCapacity, unplaceable
+from hermes_ops.core.nodes import NodeCapacity
 from hermes_ops.policies.priority import PriorityPolicy, ServiceOrder
 from hermes_ops.policies.toolbox.ended_jobs import newly_ended
-from hermes_ops.policies.toolbox.fill import Chooser, consolidated, lowest
+from hermes_ops.policies.toolbox.fill import Chooser, consolidated, ever_fits, lowest
 from hermes_ops.policies.toolbox.parameter_checks import one_of, whole
 
 PLACEMENTS = ("consolidated", "count")
@@ -101,7 +101,8 @@ class Qssf:
     def _learn(self, snapshot: Snapshot, memory: Experience) -> Experience:
         ended, counted = newly_ended(snapshot, memory.counted)
         now_s = snapshot.time_s
-        new = (past(j, j.attained_gpu_s(now_s) / j.min_gpus) for j in ended if _served(j, now_s))
+        served = ((job, job.attained_gpu_s(now_s)) for job in ended)
+        new = (past(job, gpu_s / job.min_gpus) for job, gpu_s in served if gpu_s > 0)
         ended_jobs = (*memory.ended, *new)[-self.remembered :]
         seen, training = memory.seen + len(ended), memory.training
         if seen - training.number >= max(1, len(training.jobs) // 4):
@@ -150,10 +151,6 @@ class _ShortestPredicted(PriorityPolicy):
         return Reason("waits for shorter jobs", terms, None, "a running job ending")
 
 
-def _served(job: Job, now_s: float) -> bool:
-    return job.attained_gpu_s(now_s) > 0
-
-
 def _heads(snapshot: Snapshot, order: Iterable[Job], choose: Chooser) -> Iterable[Job]:
     """Yield the order, each virtual cluster's line cut at its first job that does not fit.
 
@@ -162,7 +159,7 @@ def _heads(snapshot: Snapshot, order: Iterable[Job], choose: Chooser) -> Iterabl
     free, capacity = set(snapshot.free), NodeCapacity(snapshot, snapshot.retained.values())
     blocked: set[str] = set()
     for job in order:
-        if job.virtual_cluster in blocked or _never_fits(snapshot, job):
+        if job.virtual_cluster in blocked or not ever_fits(snapshot, job):
             continue
         fits = job.min_gpus <= len(free) and capacity.promise(job)
         gpus = choose(job, capacity.usable_for(job, free)) if fits else None
@@ -172,10 +169,6 @@ def _heads(snapshot: Snapshot, order: Iterable[Job], choose: Chooser) -> Iterabl
         # One that is bound to a node is placed before others, which make room for it there.
         free.difference_update(gpus or sorted(free)[: job.min_gpus])
         yield job
-
-
-def _never_fits(snapshot: Snapshot, job: Job) -> bool:
-    return job.min_gpus > len(snapshot.gpus) or unplaceable(snapshot, job)
 
 
 def past(job: Job, seconds: float) -> PastJob:

@@ -64,7 +64,7 @@ class SlaqSized:
 
         grants = problem.grants(problem.solve_sizes(solve))
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
-        reasons = _UnitReasons(drops, slice_s)
+        reasons = _SizeReasons(drops, slice_s)
         return problem.plan(grants, reasons.explain, order), memory
 
 
@@ -184,7 +184,7 @@ def _grow(
 
 
 @dataclass(frozen=True, slots=True)
-class _UnitReasons:
+class _SizeReasons:
     drops: dict[JobId, Drops]
     slice_s: float
 

@@ -63,18 +63,18 @@ def serve_brackets(snapshot: Snapshot, deal: Deal, eta: int, *, kill: bool) -> P
     """Return the plan that serves each sweep's brackets; `kill` ends the eliminated trials."""
     of: dict[JobId, Bracket] = {}
     every: list[Bracket] = []
-    lines = {}
+    queues = {}
     for sweep, jobs in by_sweep(snapshot).items():
         brackets = []
         for trials, rungs in deal(jobs):
             brackets.append(bracket(trials, rungs, eta))
             of.update(dict.fromkeys((job.id for job in trials), brackets[-1]))
-        lines[sweep] = brackets_line(snapshot, brackets)
+        queues[sweep] = brackets_queue(snapshot, brackets)
         every += brackets
-    return serve(snapshot, in_turn(lines), BracketReasons(of), ends_of(every) if kill else {})
+    return serve(snapshot, in_turn(queues), BracketReasons(of), ends_of(every) if kill else {})
 
 
-def brackets_line(snapshot: Snapshot, brackets: Sequence[Bracket]) -> SweepQueue:
+def brackets_queue(snapshot: Snapshot, brackets: Sequence[Bracket]) -> SweepQueue:
     """Order a sweep's trials: bracket after bracket, then resting and eliminated trials.
 
     Of the latter those that have a GPU come first, so that they do not take turns.
@@ -145,5 +145,4 @@ class BracketReasons:
 
 
 def _terms(rung: int, rank: int, size: int) -> tuple[Term, ...]:
-    named = {"rung": rung, "rank": rank, "trials_at_rung": size}
-    return tuple(Term(name, float(value)) for name, value in named.items())
+    return Term.several(rung=rung, rank=rank, trials_at_rung=size)

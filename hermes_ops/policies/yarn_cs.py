@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hermes_ops.core.model import Job, Plan, Reason, Snapshot, Term
-from hermes_ops.core.nodes import NodeCapacity, unplaceable
-from hermes_ops.core.order import submission
+from hermes_ops.core.nodes import NodeCapacity
+from hermes_ops.core.order import SubmissionKey, submission
 from hermes_ops.policies.toolbox.answer import answer
-from hermes_ops.policies.toolbox.fill import fill
+from hermes_ops.policies.toolbox.fill import ever_fits, fill
 from hermes_ops.policies.toolbox.parameter_checks import one_of
 
 BY = ("virtual_cluster", "user")
@@ -22,7 +22,7 @@ class YarnCs:
 
     Each virtual cluster (`by="user"`: each user) has a queue and is guaranteed a part of the GPUs
     by its entry in `capacities` (any positive numbers, their proportions count), or by the
-    largest weight among its jobs. GpuQueues without jobs lend their part to the others. Within a
+    largest weight among its jobs. Queues without jobs lend their part to the others. Within a
     queue jobs are served by submission, and one that does not fit blocks its own queue only.
     Nothing is stopped, unless `reclaim`: then jobs of queues beyond their guarantee, the last
     started first, give way to a queue that is below its own.
@@ -105,7 +105,7 @@ class _Capacity:
         for job in runs:
             within = self._after(job) <= self.guaranteed[self._policy.queue_of(job)]
             if within or not (self._policy.reclaim and job.preemptible):
-                self._node_capacity.reserve(self._snapshot.retained[job.id].gpus)
+                self._node_capacity.reserve(retained[job.id].gpus)
                 self._use(job, order)
             else:
                 surplus.append(job)
@@ -114,41 +114,41 @@ class _Capacity:
 
     def _start(self, order: list[Job], surplus: list[Job]) -> None:
         """Order the starts within the guarantee, then the surplus, then the other starts."""
-        lines: dict[str, list[Job]] = {}
+        waiting: dict[str, list[Job]] = {}
         for job in reversed(self._snapshot.queue):
-            fits = job.min_gpus <= len(self._snapshot.gpus)
-            if fits and not unplaceable(self._snapshot, job):
-                lines.setdefault(self._policy.queue_of(job), []).append(job)
+            if ever_fits(self._snapshot, job):
+                waiting.setdefault(self._policy.queue_of(job), []).append(job)
         left = len(self._snapshot.gpus) - sum(self.used.values())
-        left = self._serve(lines, order, left, within=True)
+        left = self._serve(waiting, order, left, within=True)
         for job in surplus:
             size = len(self._snapshot.retained[job.id].gpus)
             if size <= left and self._node_capacity.reserve(self._snapshot.retained[job.id].gpus):
                 left -= size
                 self._use(job, order)
-        self._serve(lines, order, left, within=False)
+        self._serve(waiting, order, left, within=False)
 
     def _serve(
-        self, lines: dict[str, list[Job]], order: list[Job], left: int, *, within: bool
+        self, waiting: dict[str, list[Job]], order: list[Job], left: int, *, within: bool
     ) -> int:
         blocked: set[str] = set()
+
+        def usage(queue: str) -> tuple[float, SubmissionKey]:
+            return self.used[queue] / self.guaranteed[queue], submission(waiting[queue][-1])
+
         while left > 0:
-            ready = [queue for queue in lines if queue not in blocked and lines[queue]]
+            ready = [queue for queue in waiting if queue not in blocked and waiting[queue]]
             if not ready:
                 break
-            queue = min(ready, key=lambda q: (self._need(q), submission(lines[q][-1])))
-            job = lines[queue][-1]
+            queue = min(ready, key=usage)
+            job = waiting[queue][-1]
             beyond = within and self._after(job) > self.guaranteed[queue]
             if beyond or job.min_gpus > left or not self._node_capacity.promise(job):
                 blocked.add(queue)
                 continue
             left -= job.min_gpus
-            lines[queue].pop()
+            waiting[queue].pop()
             self._use(job, order)
         return left
-
-    def _need(self, queue: str) -> float:
-        return self.used[queue] / self.guaranteed[queue]
 
     def _after(self, job: Job) -> float:
         """Return the GPUs that its queue would use with this job."""

@@ -38,7 +38,7 @@ from hermes_ops.policies.toolbox.answer import Explain
 from hermes_ops.policies.toolbox.knapsack import knapsack, option_table
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from hermes_ops.policies.toolbox.sweep_queues import searches
-from hermes_ops.policies.toolbox.whole_nodes import node_size, size_options
+from hermes_ops.policies.toolbox.whole_nodes import size_options
 
 _FALLS_BACK = "a trial ahead of it falling back, or more free GPUs"
 
@@ -221,7 +221,7 @@ def _sizes_now(problem: SizingProblem, speeds: TrialSpeeds, job: Job) -> tuple[i
     """Return the sizes that a trial may take now: at most twice the largest that was tried."""
     held = problem.held(job)
     limit = min(problem.gpus, max(2 * speeds.largest, job.min_gpus, held))
-    return size_options(job, limit, node_size(problem), held)
+    return size_options(job, limit, problem.gpus_a_node, held)
 
 
 def _judged_sizes(

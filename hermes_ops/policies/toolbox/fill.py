@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, tee
 from operator import attrgetter
@@ -37,20 +38,14 @@ def consolidated(gpus: Iterable[Gpu]) -> Chooser:
     Source: Tiresias (NSDI 2019), section 3.3, and the placement "yarn" of its public simulator.
     """
     node_of = {gpu.index: gpu.node for gpu in gpus}
-    size: dict[str, int] = {}
-    for node in node_of.values():
-        size[node] = size.get(node, 0) + 1
+    largest = max(Counter(node_of.values()).values(), default=0)
 
     def choose(job: Job, free: Collection[int]) -> tuple[int, ...] | None:
-        nodes: dict[str, list[int]] = {}
-        for gpu in sorted(free):
-            nodes.setdefault(node_of[gpu], []).append(gpu)
+        nodes = _by_node(free, node_of)
         enough = [(len(gpus), node) for node, gpus in nodes.items() if len(gpus) >= job.min_gpus]
         if enough:
             return tuple(nodes[min(enough)[1]][: job.min_gpus])
-        if job.min_gpus <= max(size.values(), default=0):
-            return None
-        return _over_nodes(job.min_gpus, sorted(nodes.values(), key=lambda n: (-len(n), n)))
+        return None if job.min_gpus <= largest else _over_nodes(job.min_gpus, nodes)
 
     return choose
 
@@ -64,18 +59,22 @@ def emptiest_first(gpus: Iterable[Gpu]) -> Chooser:
     node_of = {gpu.index: gpu.node for gpu in gpus}
 
     def choose(job: Job, free: Collection[int]) -> tuple[int, ...] | None:
-        nodes: dict[str, list[int]] = {}
-        for gpu in sorted(free):
-            nodes.setdefault(node_of[gpu], []).append(gpu)
-        return _over_nodes(job.min_gpus, sorted(nodes.values(), key=lambda n: (-len(n), n)))
+        return _over_nodes(job.min_gpus, _by_node(free, node_of))
 
     return choose
 
 
-def _over_nodes(wanted: int, nodes: list[list[int]]) -> tuple[int, ...] | None:
-    """Choose the largest groups of free GPUs, as few groups as suffice."""
+def _by_node(free: Collection[int], node_of: Mapping[int, str]) -> dict[str, list[int]]:
+    nodes: dict[str, list[int]] = {}
+    for gpu in sorted(free):
+        nodes.setdefault(node_of[gpu], []).append(gpu)
+    return nodes
+
+
+def _over_nodes(wanted: int, nodes: Mapping[str, list[int]]) -> tuple[int, ...] | None:
+    """Choose GPUs of the nodes with the most free ones, of as few nodes as suffice."""
     chosen: list[int] = []
-    for gpus in nodes:
+    for gpus in sorted(nodes.values(), key=lambda gpus: (-len(gpus), gpus)):
         chosen += gpus[: wanted - len(chosen)]
         if len(chosen) == wanted:
             return tuple(sorted(chosen))
@@ -139,7 +138,7 @@ def _filled(
         if job.nodes and capacity is None:
             capacity = NodeCapacity(snapshot, kept.values())
         if wanted > left or (capacity is not None and not _reserve(capacity, job, stay)):
-            if not backfill and _ever_fits(snapshot, job):
+            if not backfill and ever_fits(snapshot, job):
                 break
             continue
         left -= wanted
@@ -155,11 +154,7 @@ def _filled(
 
 def bound_first(starts: Iterable[Job]) -> list[Job]:
     """Return the jobs bound to some nodes, then the others: these fit on what is left."""
-    return sorted(starts, key=_may_run_anywhere)
-
-
-def _may_run_anywhere(job: Job) -> bool:
-    return not job.nodes
+    return sorted(starts, key=lambda job: not job.nodes)
 
 
 def _pinned(snapshot: Snapshot) -> dict[JobId, Grant]:
@@ -173,7 +168,8 @@ def _reserve(capacity: NodeCapacity, job: Job, stay: Grant | None) -> bool:
     return capacity.promise(job) if stay is None else capacity.reserve(stay.gpus)
 
 
-def _ever_fits(snapshot: Snapshot, job: Job) -> bool:
+def ever_fits(snapshot: Snapshot, job: Job) -> bool:
+    """Return whether the job would fit into the empty pool."""
     return job.min_gpus <= len(snapshot.gpus) and not unplaceable(snapshot, job)
 
 

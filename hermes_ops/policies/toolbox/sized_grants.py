@@ -29,7 +29,8 @@ class SizingProblem:
     `fixed` are the grants of running jobs that must not be changed; their GPUs are not counted.
     A job that is stopping and will wait (it is resized, for example) gets a size, but no grant yet:
     nobody else grows into its GPUs, only to shrink again when it waits.
-    `gpus_a_node` is the number of GPUs of most nodes, of two such numbers the larger.
+    `gpus_a_node` is the number of GPUs of most nodes, of two such numbers the larger; 1
+    without any.
     """
 
     snapshot: Snapshot

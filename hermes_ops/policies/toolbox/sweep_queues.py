@@ -102,18 +102,11 @@ def serve(
     ends = ends or {}
     drawn: list[Job] = []
     source = (job for job in order if job.id not in ends)
-    grants = fill(_without(snapshot, ends), _noted(source, drawn))
+    grants = fill(snapshot.with_stopping(ends), _noted(source, drawn))
     plan = answer(snapshot, grants, chain(drawn, source), explain)
     if not ends:
         return plan
     return replace(plan, ends=tuple(ends), reasons=overlay(plan.reasons, ends))
-
-
-def _without(snapshot: Snapshot, ends: Mapping[JobId, Reason]) -> Snapshot:
-    if not ends:
-        return snapshot
-    jobs = (j.as_stopping(resumes=False) if j.id in ends else j for j in snapshot.jobs)
-    return replace(snapshot, jobs=tuple(jobs))
 
 
 def _noted(jobs: Iterable[Job], drawn: list[Job]) -> Iterator[Job]:

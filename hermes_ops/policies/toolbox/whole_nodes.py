@@ -6,14 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from hermes_ops.core.model import Gpu, Grant, Job, JobId
+from hermes_ops.core.model import Grant, Job, JobId
 from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.sized_grants import FreeNodes, Placing, SizingProblem
-
-
-def node_size(problem: SizingProblem) -> int:
-    """Return the number of GPUs of most nodes, of two such numbers the larger; 1 without any."""
-    return problem.gpus_a_node
 
 
 def packing_sizes(job: Job, most: int, each: int) -> tuple[int, ...]:
@@ -41,7 +36,7 @@ def cleared(problem: SizingProblem, sizes: Mapping[JobId, int]) -> frozenset[Job
     Our own: Pollux' artefact (petuum/adaptdl, commit c793c70) searches placements as well.
     """
     retained = problem.snapshot.retained
-    index, each = problem.snapshot.index, node_size(problem)
+    index, each = problem.snapshot.index, problem.gpus_a_node
     staying = {job for job, now in retained.items() if sizes.get(job) == len(now.gpus)}
     kept = [index[job] for job in staying]
     wanted = sum(size // each for job, size in sizes.items() if job not in staying)
@@ -65,7 +60,7 @@ def packing(problem: SizingProblem, order: Sequence[Job]) -> Placing:
     that cannot be packed in this pool is spread as PACKED does.
     Source: the bin packing is the textbook's best fit; which of equal nodes is our choice.
     """
-    each, place = node_size(problem), {job.id: rank for rank, job in enumerate(order)}
+    each, place = problem.gpus_a_node, {job.id: rank for rank, job in enumerate(order)}
     whole = sum(size >= each for size in Counter(problem.snapshot.node_of.values()).values())
 
     def choose(nodes: FreeNodes, job: Job, number: int) -> tuple[int, ...] | None:
@@ -95,7 +90,8 @@ class _Busy:
         where = snapshot.node_of
         self.jobs: dict[str, list[JobId]] = {node: [] for node in where.values()}
         self._load: Counter[str] = Counter()
-        self._first = {where[gpu.index]: gpu.index for gpu in reversed(_by_index(problem))}
+        gpus = sorted(snapshot.gpus, key=lambda gpu: gpu.index, reverse=True)
+        self._first = {where[gpu.index]: gpu.index for gpu in gpus}
         self._fixed: set[str] = set()
         for grant in problem.fixed:
             self._occupy(where, grant)
@@ -108,10 +104,8 @@ class _Busy:
                 self._fixed.update(nodes)
             for node in nodes:
                 self.jobs[node].append(job.id)
-        each = node_size(problem)
-        sizes = Counter(where.values())
-        self._whole = {node for node, size in sizes.items() if size >= each}
-        self._each = each
+        self._each = each = problem.gpus_a_node
+        self._whole = {node for node, size in Counter(where.values()).items() if size >= each}
 
     def free_nodes(self) -> int:
         """Return the number of whole nodes on which nothing stays."""
@@ -124,10 +118,6 @@ class _Busy:
 
     def _occupy(self, where: Mapping[int, str], grant: Grant) -> None:
         self._load.update(where[gpu] for gpu in grant.gpus)
-
-
-def _by_index(problem: SizingProblem) -> list[Gpu]:
-    return sorted(problem.snapshot.gpus, key=lambda gpu: gpu.index)
 
 
 def size_options(job: Job, limit: int, each: int, held: int) -> tuple[int, ...]:
