@@ -12,10 +12,11 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.curves import Floats, Memo, columns
+from hermes_ops.core.curves import Memo, columns
 from hermes_ops.core.model import Grant, Job, JobId, Plan, Point, Reason, Snapshot, Term
 from hermes_ops.core.nodes import usable
 from hermes_ops.core.order import by_submission
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.toolbox.answer import answer
 from hermes_ops.policies.toolbox.convergence import largest_drops
 from hermes_ops.policies.toolbox.parameter_checks import whole

@@ -10,9 +10,10 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.curves import Floats, best, best_by, mean_by
+from hermes_ops.core.curves import best, best_by, mean_by
 from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.toolbox.parameter_checks import whole
 from hermes_ops.policies.toolbox.sweep_queues import (
     SweepQueue,

@@ -16,6 +16,7 @@ import numpy as np
 from hermes_ops.core.amounts import figure, short_duration
 from hermes_ops.core.model import Job, JobId, PastTrial, Phase, Plan, Reason, SweepId, Term
 from hermes_ops.core.order import by_submission, submission
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.elastic_frontrunner.trial_speeds import (
     SearchMemory,
     Stretch,
@@ -32,7 +33,7 @@ from hermes_ops.policies.frontrunner import (
     usual_switch_s,
 )
 from hermes_ops.policies.frontrunner.deadline import forecast_by_deadline, report_s, time_left_s
-from hermes_ops.policies.frontrunner.forecast import Floats, Forecast, forecast_sweep, is_timed
+from hermes_ops.policies.frontrunner.forecast import Forecast, forecast_sweep, is_timed
 from hermes_ops.policies.frontrunner.table import CurveTable, is_over, tabulate
 from hermes_ops.policies.toolbox.answer import Explain
 from hermes_ops.policies.toolbox.knapsack import knapsack, option_table

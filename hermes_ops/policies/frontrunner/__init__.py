@@ -39,6 +39,7 @@ from hermes_ops.core.model import (
     Term,
 )
 from hermes_ops.core.order import submission
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.frontrunner.configuration_prior import prior_scores
 from hermes_ops.policies.frontrunner.deadline import (
     forecast_by_deadline,
@@ -46,7 +47,7 @@ from hermes_ops.policies.frontrunner.deadline import (
     time_left_s,
 )
 from hermes_ops.policies.frontrunner.forecast import Forecast, forecast_sweep
-from hermes_ops.policies.frontrunner.regression import Floats, normal_levels
+from hermes_ops.policies.frontrunner.regression import normal_levels
 from hermes_ops.policies.frontrunner.table import CurveTable, is_over, judging_depths, tabulate
 from hermes_ops.policies.toolbox.sweep_queues import (
     SweepQueue,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hermes_ops.core.curves import Floats
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.frontrunner.configurations import (
     Configuration,
     is_number,

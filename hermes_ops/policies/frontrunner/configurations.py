@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from hermes_ops.core.curves import Floats
 from hermes_ops.core.model import Value
+from hermes_ops.core.speed_model import Floats
 
 Configuration = tuple[tuple[str, Value], ...]
 DIRECTIONS = 10

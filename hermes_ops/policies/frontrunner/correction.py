@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.curves import Floats
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.frontrunner.table import CurveTable
 
 FILE = str(Path(__file__).with_name("correction.json"))

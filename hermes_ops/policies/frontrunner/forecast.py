@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtrs
 from scipy.special import ndtr
 
-from hermes_ops.core.curves import Floats
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.frontrunner.configuration_prior import prior_scores
 from hermes_ops.policies.frontrunner.correction import Positions, corrected
 from hermes_ops.policies.frontrunner.regression import (

@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
 
-from hermes_ops.core.curves import Floats
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.frontrunner.configurations import (
     Configuration,
     columns_of,

@@ -12,8 +12,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.curves import Floats, Memo, columns
+from hermes_ops.core.curves import Memo, columns
 from hermes_ops.core.model import Job, PastTrial, Phase, Point, Value
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.frontrunner.configurations import Configuration, features
 
 FACTOR = 1.6  # from one depth to the next; 1.4 costs more decisions and brought nothing

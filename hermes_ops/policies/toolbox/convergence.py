@@ -22,8 +22,9 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from hermes_ops.core.curves import Floats, Table, columns
+from hermes_ops.core.curves import Table, columns
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId
+from hermes_ops.core.speed_model import Floats
 
 SLICE_STEPS = 3
 _BACK = SLICE_STEPS + 1

@@ -25,8 +25,9 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from hermes_ops.core.curves import Floats, columns
+from hermes_ops.core.curves import columns
 from hermes_ops.core.model import Point
+from hermes_ops.core.speed_model import Floats
 
 MIN_POINTS = 3
 DECAY = 0.9

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.curves import Floats, Table
+from hermes_ops.core.curves import Table
+from hermes_ops.core.speed_model import Floats
 
 Fact = tuple[int, ...]
 

@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.curves import Floats, Memo, Table, best, columns
+from hermes_ops.core.curves import Memo, Table, best, columns
 from hermes_ops.core.model import Point
 from hermes_ops.core.packed_curves import LearningCurve, PackedPoints
+from hermes_ops.core.speed_model import Floats
 
 numbers = st.floats(allow_nan=False)
 steps = st.integers(-(2**63), 2**63 - 1)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.curves import Floats, Memo
+from hermes_ops.core.curves import Memo
 from hermes_ops.core.model import Point
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.toolbox.curve_fit import Fitted, fit, lowest_fits
 
 STEPS = np.arange(1.0, 41.0)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.toolbox import knapsack as module
-from hermes_ops.policies.toolbox.knapsack import Floats, Integers, knapsack
+from hermes_ops.policies.toolbox.knapsack import Integers, knapsack
 
 VALUES = st.sampled_from([-np.inf, -3.0, -0.5, 0.0, 0.25, 1.0, 1.5, 4.0])
 
