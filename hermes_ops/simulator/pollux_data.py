@@ -6,21 +6,19 @@ Source: Qiao et al., "Pollux", OSDI 2021, the artefact petuum/adaptdl, branch os
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import isfinite
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hermes_ops.core.sizes import BatchRange
 from hermes_ops.core.speed_model import Floats
-from hermes_ops.errors import ConfigError, Problem, file_error_text
+from hermes_ops.errors import ConfigError
+from hermes_ops.simulator.csv_file import CsvFile
 from hermes_ops.simulator.training_model import Placement
 
-MOST_PROBLEMS = 20
 MOST_GPUS = 64
 """The GPUs of the pool for which the workloads were published."""
 
@@ -111,85 +109,9 @@ def read_pollux(folder: Path) -> PolluxData:
     return PolluxData(complete, _workloads(folder, applications))
 
 
-@dataclass(slots=True)
-class _CsvFile:
-    """The rows of one CSV file, and the problems found in it."""
-
-    path: Path
-    columns: tuple[str, ...]
-    problems: list[Problem] = field(default_factory=list)
-
-    def rows(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield each line's number and its cells by column."""
-        try:
-            with self.path.open(encoding="utf-8-sig", newline="") as file:
-                lines = list(csv.reader(file, strict=True))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            fix = "correct the path or the file"
-            problem = Problem(str(self.path), file_error_text(error), "a readable CSV file", fix)
-            raise ConfigError("the workload", (problem,)) from error
-        header = tuple(cell.strip() for cell in lines[0]) if lines else ()
-        if header != self.columns:
-            found, allowed = ",".join(header) or "nothing", ",".join(self.columns)
-            problem = Problem("line 1", found, allowed, "correct the header")
-            raise ConfigError(str(self.path), (problem,))
-        for line, cells in enumerate(lines[1:], start=2):
-            if len(cells) == len(header):
-                yield line, dict(zip(header, map(str.strip, cells), strict=True))
-            elif cells:
-                self.add(line, f"{len(cells)} cells", f"{len(header)} cells")
-
-    def add(
-        self, where: int | str, found: str, allowed: str, fix: str = "correct the line"
-    ) -> None:
-        """Note a problem of a line, or of a part of the file."""
-        place = f"line {where}" if isinstance(where, int) else where
-        self.problems.append(Problem(place, found, allowed, fix))
-
-    def number(self, line: int, row: Mapping[str, str], column: str, least: float = 0.0) -> float:
-        """Return a finite number of at least `least`; note a problem and return it if it is not."""
-        try:
-            value = float(row[column])
-        except ValueError:
-            value = float("nan")
-        if isfinite(value) and value >= least:
-            return value
-        self.add(line, f"{column} {row[column]!r}", f"a number of at least {least:g}")
-        return least
-
-    def above_zero(self, line: int, row: Mapping[str, str], column: str) -> float:
-        """Return a finite number above 0; note a problem and return 1 for another value."""
-        known = len(self.problems)
-        value = self.number(line, row, column)
-        if value > 0:
-            return value
-        if len(self.problems) == known:
-            self.add(line, f"{column} {row[column]!r}", "a number above 0")
-        return 1.0
-
-    def whole(self, line: int, row: Mapping[str, str], column: str, least: int = 1) -> int:
-        """Return a whole number of at least `least`; note a problem and return it if it is not."""
-        value = self.number(line, row, column, least)
-        if value != int(value):
-            self.add(line, f"{column} {row[column]!r}", "a whole number")
-        return int(value)
-
-    def known(self, line: int, name: str, applications: Iterable[str]) -> bool:
-        """Return whether the application is known; note a problem if it is not."""
-        if name in applications:
-            return True
-        self.add(line, f"application {name!r}", ", ".join(sorted(applications)))
-        return False
-
-    def close(self) -> None:
-        """Raise ConfigError if there are problems."""
-        if self.problems:
-            raise ConfigError(str(self.path), tuple(self.problems[:MOST_PROBLEMS]))
-
-
 def _applications(folder: Path) -> dict[str, tuple[BatchRange, int]]:
     limits = ("init_batch", "max_batch", "min_local_batch", "max_local_batch")
-    table = _CsvFile(folder / APPLICATIONS, ("application", *limits, "epochs"))
+    table = CsvFile(folder / APPLICATIONS, ("application", *limits, "epochs"))
     result: dict[str, tuple[BatchRange, int]] = {}
     for line, row in table.rows():
         values = [table.whole(line, row, column) for column in limits]
@@ -212,7 +134,7 @@ _STEP_COLUMNS = (
 
 
 def _step_times(folder: Path, applications: Mapping[str, object]) -> dict[str, StepTable]:
-    table = _CsvFile(folder / STEP_TIMES, _STEP_COLUMNS)
+    table = CsvFile(folder / STEP_TIMES, _STEP_COLUMNS)
     measured: dict[str, dict[Placement, list[Sequence[float]]]] = {n: {} for n in applications}
     others: dict[str, list[Sequence[float]]] = {name: [] for name in applications}
     for line, row in table.rows():
@@ -235,7 +157,7 @@ def _step_times(folder: Path, applications: Mapping[str, object]) -> dict[str, S
     return {name: _step_table(name, measured[name], others[name]) for name in applications}
 
 
-def _placement(table: _CsvFile, line: int, text: str, point: Sequence[int]) -> Placement | None:
+def _placement(table: CsvFile, line: int, text: str, point: Sequence[int]) -> Placement | None:
     """Return the GPUs on each node; None for a row that has none."""
     if not text:
         return None
@@ -272,7 +194,7 @@ _TRAINING_COLUMNS = (
 def _training(
     folder: Path, applications: Mapping[str, tuple[BatchRange, int]]
 ) -> dict[str, tuple[Trained, ...]]:
-    table = _CsvFile(folder / TRAINING, _TRAINING_COLUMNS)
+    table = CsvFile(folder / TRAINING, _TRAINING_COLUMNS)
     rows: dict[tuple[str, int], dict[int, tuple[float, ...]]] = defaultdict(dict)
     for line, row in table.rows():
         if not table.known(line, row["application"], applications):
@@ -296,7 +218,7 @@ def _training(
 
 
 def _check_epochs(
-    table: _CsvFile,
+    table: CsvFile,
     applications: Mapping[str, tuple[BatchRange, int]],
     rows: Mapping[tuple[str, int], Mapping[int, tuple[float, ...]]],
 ) -> None:
@@ -318,7 +240,7 @@ def _trained(batch: int, epochs: Mapping[int, tuple[float, ...]]) -> Trained:
     return Trained(batch, *columns)
 
 
-def _check_request(table: _CsvFile, line: int, job: PolluxJob, batches: BatchRange) -> None:
+def _check_request(table: CsvFile, line: int, job: PolluxJob, batches: BatchRange) -> None:
     """Note a problem if the application does not train with that batch, or not on these GPUs."""
     if job.gpus > MOST_GPUS:
         table.add(line, f"gpus '{job.gpus}'", f"at most {MOST_GPUS}, those of the pool")
@@ -334,7 +256,7 @@ def _workloads(
     folder: Path, applications: Mapping[str, tuple[BatchRange, int]]
 ) -> dict[tuple[float, int], tuple[PolluxJob, ...]]:
     columns = ("load", "workload", "job", "submitted_s", "application", "gpus", "batch")
-    table = _CsvFile(folder / WORKLOADS, columns)
+    table = CsvFile(folder / WORKLOADS, columns)
     jobs: dict[tuple[float, int], list[PolluxJob]] = defaultdict(list)
     for line, row in table.rows():
         if not table.known(line, row["application"], applications):

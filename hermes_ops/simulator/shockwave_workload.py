@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hermes_ops.core.model import JobId, Point
 from hermes_ops.core.sizes import StepTime
-from hermes_ops.errors import ConfigError, Problem, file_error_text
+from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator.capes_workload import falling_loss
+from hermes_ops.simulator.csv_file import opened_csv
 from hermes_ops.simulator.workload import Costs, Work, Workload
 from hermes_ops.simulator.workload_source import DrawnWorkload
 
@@ -57,16 +58,10 @@ class ShockwaveSource:
 
 
 def _read(path: Path) -> tuple[Work, ...]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows = list(reader)
-            header = tuple(reader.fieldnames or ())
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problem = Problem(
-            str(path), file_error_text(error), "a readable CSV file", "name its folder by --data"
-        )
-        raise ConfigError("the trace", (problem,)) from error
+    with opened_csv(path, "the trace", "name its folder by --data") as file:
+        reader = csv.DictReader(file, strict=True)
+        rows = list(reader)
+        header = tuple(reader.fieldnames or ())
     missing = [column for column in COLUMNS if column not in header]
     if missing:
         found, allowed = ",".join(header) or "nothing", ",".join(COLUMNS)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import random
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
@@ -14,7 +11,8 @@ from pathlib import Path
 
 from hermes_ops.core.model import JobId, Value
 from hermes_ops.core.sizes import BatchRange, StepTime
-from hermes_ops.errors import ConfigError, Problem, file_error_text
+from hermes_ops.errors import ConfigError, Problem
+from hermes_ops.simulator.csv_file import MOST_PROBLEMS, opened_csv
 from hermes_ops.simulator.declared_steps import DeclaredSteps, parse_steps
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, Work, Workload
@@ -27,7 +25,6 @@ OPTIONAL = (
     *("speed_ups", "step_times", "noise_scale"),
 )
 NOTED = ("batch_size", "iteration_time_ms", "priority")  # numbers that go into `configuration`
-MOST_PROBLEMS = 20
 MOST_DIGITS = 15  # of a whole number
 
 TENSOR_SKEWS = {
@@ -62,14 +59,8 @@ def read_trace(path: Path) -> Workload:
     Raise ConfigError, with the line numbers of up to 20 problems, for a file that cannot be read,
     for unknown, missing or doubled columns and for bad rows.
     """
-    try:
-        with _opened(path) as file:
-            works = _read(str(path), csv.reader(file, strict=True))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        problem = Problem(
-            str(path), file_error_text(error), "a readable CSV file", "correct the path or file"
-        )
-        raise ConfigError("the trace", (problem,)) from error
+    with opened_csv(path, "the trace") as file:
+        works = _read(str(path), csv.reader(file, strict=True))
     return Workload(path.name.removesuffix(".gz").removesuffix(".csv"), works)
 
 
@@ -98,12 +89,6 @@ def poisson(
         works.append(Work(JobId(f"job/{number}"), at_s, seconds, gpu_count))
         at_s += chance.expovariate(1.0 / mean_gap_s)
     return Workload(f"poisson-{jobs}", tuple(works))
-
-
-def _opened(path: Path) -> io.TextIOWrapper:
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _read(source: str, rows: Iterator[list[str]]) -> tuple[Work, ...]:

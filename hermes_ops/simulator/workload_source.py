@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hermes_ops.core.model import PastTrial
-from hermes_ops.errors import ConfigError, Problem, file_error_text
+from hermes_ops.simulator.csv_file import CsvFile
 from hermes_ops.simulator.curves import CurveDataset, read_curves, sample
 from hermes_ops.simulator.traces import poisson, read_trace
 from hermes_ops.simulator.workload import Costs, Interference, NodeFailure, Work, Workload
@@ -204,49 +203,38 @@ def read_disturbances(path: Path) -> tuple[NodeFailure | Interference, ...]:
     Nodes are node-0, node-1, ..., as `--nodes` names them. Raise ConfigError, with line numbers,
     for a file that cannot be read, other columns, and values that cannot be.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(enumerate(csv.reader(file, strict=True), start=1))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problem = Problem(
-            str(path), file_error_text(error), "a readable CSV file", "correct the path or file"
-        )
-        raise ConfigError("the file of disturbances", (problem,)) from error
-    header = tuple(cell.strip() for cell in rows[0][1]) if rows else ()
-    if header != COLUMNS:
-        found, allowed = ",".join(header) or "nothing", ",".join(COLUMNS)
-        raise ConfigError(str(path), (Problem("line 1", found, allowed, "correct the header"),))
-    problems: list[Problem] = []
-    drawn = [_disturbance(line, row, problems) for line, row in rows[1:] if row]
-    if problems:
-        raise ConfigError(str(path), tuple(problems))
+    table = CsvFile(path, COLUMNS, "the file of disturbances")
+    drawn = [_disturbance(table, line, row) for line, row in table.rows()]
+    table.close()
     return tuple(found for found in drawn if found is not None)
 
 
 def _disturbance(
-    line: int, row: list[str], problems: list[Problem]
+    table: CsvFile, line: int, row: Mapping[str, str]
 ) -> NodeFailure | Interference | None:
-    errors = list(_wrong(row))
-    if errors:
-        problems += [Problem(f"line {line}", *wrong, "correct the line") for wrong in errors]
+    node, *numbers = row.values()
+    problems = list(_wrong(node, numbers))
+    for found, allowed in problems:
+        table.add(line, found, allowed)
+    if problems:
         return None
-    node, (at_s, until_s, speed) = row[0].strip(), map(float, row[1:])
+    at_s, until_s, speed = map(float, numbers)
     if speed == 0.0:
         return NodeFailure(at_s, node, until_s)
     return Interference(at_s, node, until_s, speed)
 
 
-def _wrong(row: list[str]) -> Iterator[tuple[str, str]]:
+def _wrong(node: str, numbers: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (found, allowed) for each problem of a row."""
-    if len(row) != len(COLUMNS) or not row[0].strip():
-        yield repr(",".join(row)), f"{len(COLUMNS)} cells, the first a node"
+    if not node:
+        yield repr(",".join((node, *numbers))), f"{len(COLUMNS)} cells, the first a node"
         return
     try:
-        at_s, until_s, speed = map(float, row[1:])
+        at_s, until_s, speed = map(float, numbers)
     except ValueError:
-        yield repr(",".join(row[1:])), "three numbers"
+        yield repr(",".join(numbers)), "three numbers"
         return
     if not 0.0 <= at_s < until_s or not isfinite(until_s):
-        yield f"from {row[1]} to {row[2]}", "seconds from 0, the end after the begin"
+        yield f"from {numbers[0]} to {numbers[1]}", "seconds from 0, the end after the begin"
     if not 0.0 <= speed <= 1.0:
-        yield f"speed {row[3]}", "0 (the node is away) to 1"
+        yield f"speed {numbers[2]}", "0 (the node is away) to 1"
