@@ -152,10 +152,7 @@ class SlaqDecision:
 
     def why(self, job: Job, on: bool) -> Reason:
         """Return the reason why the job has GPUs (`on`) or has none."""
-        drop = self.drops.get(job.id, 0.0)
-        terms = (Term("predicted_drop", drop), Term("slice_s", self.slice_s))
-        shown = "not seen yet" if drop == inf else f"predicted to win {figure(drop)} of its drop"
-        text = f"{shown} in {short_duration(self.slice_s)}"
+        text, terms = shown_drop(self.drops.get(job.id, 0.0), self.slice_s)
         if not on:
             change = "the prediction for a running job falling below its own"
             return Reason(f"waits: {text}", terms, None, change)
@@ -165,3 +162,10 @@ class SlaqDecision:
         rival = self.best_waiting if self.best_waiting != job.id else None
         change = f"a greater prediction for {rival or 'a job that waits'}"
         return Reason(f"{'runs' if job.holds_gpus else 'starts'}: {text}", terms, rival, change)
+
+
+def shown_drop(drop: float, slice_s: float) -> tuple[str, tuple[Term, ...]]:
+    """Return the drop that is predicted for a slice as text and as terms; inf: it is not known."""
+    shown = "not seen yet" if drop == inf else f"predicted to win {figure(drop)} of its drop"
+    terms = Term.several(predicted_drop=drop, slice_s=slice_s)
+    return f"{shown} in {short_duration(slice_s)}", terms

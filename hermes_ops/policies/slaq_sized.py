@@ -10,10 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from hermes_ops.core.amounts import figure, short_duration
-from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.order import submission
-from hermes_ops.policies.slaq import PREDICTIONS, CurvePrediction, is_within_slice, usual_step_s
+from hermes_ops.policies.slaq import (
+    PREDICTIONS,
+    CurvePrediction,
+    is_within_slice,
+    shown_drop,
+    usual_step_s,
+)
 from hermes_ops.policies.toolbox.batch_speeds import IDEAL, KnownSteps, LinearStepTime
 from hermes_ops.policies.toolbox.parameter_checks import positive_or_none
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
@@ -64,8 +69,18 @@ class SlaqSized:
 
         grants = problem.grants(problem.solve_sizes(solve))
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
-        reasons = _SizeReasons(drops, slice_s)
-        return problem.plan(grants, reasons.explain, order), memory
+
+        def explain(job: Job, on: bool) -> Reason:
+            own = drops.get(job.id)
+            least = own.values[0] if own is not None and own.values else 0.0
+            text, terms = shown_drop(least, slice_s)
+            if on:
+                change = "a greater prediction for a job that waits"
+                return Reason(f"runs: {text}", terms, None, change)
+            change = "the prediction for a running job falling below its own"
+            return Reason(f"waits: {text}", terms, None, change)
+
+        return problem.plan(grants, explain, order), memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,21 +196,3 @@ def _grow(
             picks[job], left = to, left - more
         gain, to = own.next(picks[job], left)
         heappush(heap, (-gain, rank, job, to))
-
-
-@dataclass(frozen=True, slots=True)
-class _SizeReasons:
-    drops: dict[JobId, Drops]
-    slice_s: float
-
-    def explain(self, job: Job, on: bool) -> Reason:
-        """Return the reason, with the drop that its least size would bring."""
-        own = self.drops.get(job.id)
-        drop = own.values[0] if own is not None and own.values else 0.0
-        terms = (Term("predicted_drop", drop), Term("slice_s", self.slice_s))
-        shown = "not seen yet" if drop == inf else f"predicted to win {figure(drop)} of its drop"
-        text = f"{shown} in {short_duration(self.slice_s)}"
-        if on:
-            return Reason(f"runs: {text}", terms, None, "a greater prediction for a job that waits")
-        change = "the prediction for a running job falling below its own"
-        return Reason(f"waits: {text}", terms, None, change)

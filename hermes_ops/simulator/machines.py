@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from math import prod
 
 from hermes_ops.core.model import SHARE_EPS, Gpu
 
@@ -22,7 +25,7 @@ class Machines:
         self._slow: dict[str, list[float]] = {}
         self._spread_speeds = spread_speeds
         sizes = Counter(self._node.values())
-        self._sizes = sorted(sizes.values(), reverse=True)
+        self._most = list(accumulate(sorted(sizes.values(), reverse=True)))  # on the largest nodes
         self.pool = gpus
         """The GPUs that are up."""
 
@@ -75,7 +78,7 @@ class Machines:
         if not self._slow and not self._spread_speeds:
             return 1.0
         nodes = {self._node[gpu] for gpu in gpus}
-        pace = min((self._pace(node) for node in nodes), default=1.0)
+        pace = min((prod(self._slow.get(node, ()), start=1.0) for node in nodes), default=1.0)
         if (
             model is not None
             and model in self._spread_speeds
@@ -84,19 +87,9 @@ class Machines:
             pace *= self._spread_speeds[model]
         return pace
 
-    def _pace(self, node: str) -> float:
-        pace = 1.0
-        for speed in self._slow.get(node, ()):
-            pace *= speed
-        return pace
-
     def _fewest(self, gpus: int) -> int:
         """Return the least number of nodes that have that many GPUs."""
-        for number, size in enumerate(self._sizes, start=1):
-            gpus -= size
-            if gpus <= 0:
-                return number
-        return len(self._sizes)
+        return min(bisect_left(self._most, gpus) + 1, len(self._most))
 
     def _rebuild(self) -> None:
         self.pool = tuple(gpu for gpu in self._gpus if not self._down[gpu.node])
