@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from bench.measure import QUICK, Figures, figures
-from hermes_ops.core.curves import Floats
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.toolbox.curve_fit import fit
 
 JOBS = 100 if QUICK else 1_000

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hermes_ops.core.model import Job, Snapshot
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.frontrunner.correction import corrected
 from hermes_ops.policies.frontrunner.forecast import (
-    Floats,
     Forecast,
     LossForecast,
     estimate_sweep,

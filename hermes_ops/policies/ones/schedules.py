@@ -10,8 +10,8 @@ import numpy as np
 
 from hermes_ops.core.model import JobId
 from hermes_ops.core.order import submission
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.ones.evolution import (
-    Floats,
     Generation,
     Integers,
     Limits,

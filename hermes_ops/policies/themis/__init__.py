@@ -22,9 +22,9 @@ from hermes_ops.core.model import (
 )
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.core.order import submission
+from hermes_ops.core.speed_model import Floats
 from hermes_ops.policies.themis.apps import App, AppShare, apps_of
 from hermes_ops.policies.themis.job_shares import (
-    Floats,
     JobField,
     JobShare,
     fluid_parts,
