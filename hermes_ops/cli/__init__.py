@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from errno import EPIPE
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """The exit code of a command that was ended by Ctrl-C."""
+
+PIPE_CLOSED = 141
+"""The exit code of a command whose output nobody reads any more, as by SIGPIPE in a shell."""
 
 
 def assemble() -> typer.Typer:
@@ -54,9 +58,11 @@ def assemble() -> typer.Typer:
 def _show_version(wanted: bool) -> None:
     """Print the version and exit where it is asked for."""
     if wanted:
+        import typer
+
         from hermes_ops import __version__
 
-        print(f"hermes {__version__}")  # noqa: T201
+        typer.echo(f"hermes {__version__}")
         raise SystemExit(0)
 
 
@@ -73,20 +79,29 @@ def main() -> None:
             assemble()()
     except KeyboardInterrupt:  # before a command has begun; typer handles one in a command
         raise SystemExit(INTERRUPTED) from None
+    except SystemExit as left:  # typer and rich turn a closed pipe into exit code 1
+        if isinstance(left.__context__, OSError) and left.__context__.errno == EPIPE:
+            raise SystemExit(PIPE_CLOSED) from None
+        raise
     except HermesError as error:
         from hermes_ops.cli.tables import without_controls
 
         print(without_controls(f"hermes: {error}"), file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from None
     except OSError as error:
-        from hermes_ops.trial.disk_space import DISK_ERRNOS, write_remedy
-
-        if error.errno in DISK_ERRNOS:
-            place = error.filename or "a file"
-            message = f"{place} cannot be written ({error.strerror}): {write_remedy(error)}"
-        elif error.filename is not None:
-            message = f"{error.filename}: {error.strerror}: correct the path, or its permissions"
-        else:
+        if (message := _path_message(error)) is None:
             raise
         print(f"hermes: {message}", file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from None
+
+
+def _path_message(error: OSError) -> str | None:
+    """Return which path cannot be read or written, and the remedy; None if it is not known."""
+    from hermes_ops.trial.disk_space import DISK_ERRNOS, write_remedy
+
+    if error.errno in DISK_ERRNOS:
+        place = error.filename or "a file"
+        return f"{place} cannot be written ({error.strerror}): {write_remedy(error)}"
+    if error.filename is None:
+        return None
+    return f"{error.filename}: {error.strerror}: correct the path, or its permissions"
