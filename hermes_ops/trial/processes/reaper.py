@@ -190,11 +190,11 @@ class PlainChild:
 def fork_reaper(
     keep: Sequence[int] | None = None,
     subreaper: bool = True,
-    at_end: Callable[[], None] = lambda: None,
+    at_end: Callable[[], None] | None = None,
 ) -> Reaper:
     """Fork a reaper, in a process with one thread; `keep`: the only handles that it keeps.
 
-    `at_end` is called when its starter has gone without releasing it.
+    `at_end` is called when its starter has gone without releasing it, after the script's end too.
     """
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -229,7 +229,7 @@ def serve(
     control: socket.socket,
     script: int | None,
     record: ProcessRecord | None,
-    at_end: Callable[[], None] = lambda: None,
+    at_end: Callable[[], None] | None = None,
 ) -> NoReturn:
     """Be the reaper until nothing is left; `script`: its process, if it runs already."""
     gc.disable()  # a copy of a large interpreter: its memory stays shared
@@ -259,7 +259,7 @@ class _Reaping:
         control: socket.socket,
         script: int | None,
         record: ProcessRecord | None,
-        at_end: Callable[[], None],
+        at_end: Callable[[], None] | None,
     ) -> None:
         self._control = control
         self._running = {script} if script is not None else set()
@@ -285,13 +285,23 @@ class _Reaping:
             return 0
         left = end_descendants(os.getpid(), END_S)
         self._reap()
-        if hung_up:
+        if hung_up and self._at_end is not None:
             self._at_end()
         if self._record is not None and not left:
             self._record.remove()
         if self._report:
             self._send(self._report)
+        if not hung_up and self._at_end is not None:
+            self._outlive_starter(self._at_end)
         return 0
+
+    def _outlive_starter(self, at_end: Callable[[], None]) -> None:
+        """Wait until the starter, which has the report, releases the reaper or has gone."""
+        self._record = None
+        while self._wait():
+            pass
+        if not self._released:
+            at_end()
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(OSError):

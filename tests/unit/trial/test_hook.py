@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hermes_ops.trial import hook
-from hermes_ops.trial.__main__ import SITE
 from hermes_ops.trial.files import trial_seeds
+from hermes_ops.trial.segment import SITE
 
 
 def python(code: str, trial: Path | None) -> subprocess.CompletedProcess[str]:

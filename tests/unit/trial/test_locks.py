@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from hermes_ops.trial.locks import BusyError, LockHolder, lock_file
+from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.processes.tree import Process, process_of
+from tests.standby_server import wait_for
+from tests.unit.trial.supervised import SupervisedTrial
 
 HOLD = """
 import os, signal, sys
@@ -106,3 +109,14 @@ def test_a_note_that_cannot_be_written_leaves_no_note_of_an_earlier_holder(
     monkeypatch.setattr(os, "pwrite", full)
     os.close(lock_file(path, 0.0, "it", own(tmp_path / "later")))
     assert path.read_bytes() == b""
+
+
+def test_a_trial_that_is_stopped_while_it_waits_for_its_lock_is_preempted(tmp_path: Path) -> None:
+    trial = SupervisedTrial(tmp_path)
+    handle = lock_file(trial.folder / "lock", 0.0, "it")
+    process = trial.supervise(["--lock-wait", "120"], ["true"])
+    wait_for((trial.folder / "checkpoints").exists)  # made just before it waits
+    process.terminate()
+    assert process.wait() == PREEMPTED
+    os.close(handle)
+    trial.close()

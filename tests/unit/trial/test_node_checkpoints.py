@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from hermes_ops.trial import node_checkpoints
-from hermes_ops.trial.__main__ import main
 from hermes_ops.trial.files import Folder
 from hermes_ops.trial.locks import ANEW_VARIABLE
+from hermes_ops.trial.segment import run
 
 SCRIPT = (
     "import os, pathlib; d = pathlib.Path(os.environ['HERMES_CHECKPOINT_DIR']); "
@@ -84,10 +84,10 @@ def test_hermes_trial_deletes_the_folders_that_it_is_given(tmp_path: Path) -> No
     folder = filled(tmp_path / "3")
     other = filled(tmp_path / "4")
     gone = [str(folder.checkpoints), str(tmp_path / "absent")]
-    assert main(["--empty", *gone]) == 0
+    assert run(["--empty", *gone]) == 0
     assert not folder.checkpoints.exists()
     assert (other.checkpoints / "old" / "weights").exists()
-    assert main(["--empty", str(other.checkpoints / "link")]) == 1  # a file: nothing to empty
+    assert run(["--empty", str(other.checkpoints / "link")]) == 1  # a file: nothing to empty
 
 
 def test_without_a_volume_of_their_own_checkpoints_stay(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.trial.__main__ import SITE
 from hermes_ops.trial.group import TrialRank
 from hermes_ops.trial.optimizer_steps import CountedSteps, asked_path, mark_path, patch
+from hermes_ops.trial.segment import SITE
 
 
 class Optimizer:

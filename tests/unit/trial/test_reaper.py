@@ -260,6 +260,23 @@ def test_what_outlives_a_kill_of_everything_is_known_and_ended_by_the_next_segme
     assert world.bystander.poll() is None
 
 
+STARTER = """
+import os, sys
+from hermes_ops.trial.processes.reaper import PlainChild, fork_reaper
+reaper = fork_reaper(at_end=lambda: open(sys.argv[1], "w").close())
+child = PlainChild(reaper, ["true"], dict(os.environ), None)
+while child.poll() is None:
+    pass
+os._exit(0)
+"""
+
+
+def test_a_starter_that_is_killed_after_its_script_s_end_has_its_rest_ended(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    subprocess.run([sys.executable, "-c", STARTER, str(ended)], check=True)
+    wait_for(ended.exists)
+
+
 def test_a_process_whose_id_was_given_away_is_not_killed() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         known = process_of(process.pid)
