@@ -41,6 +41,7 @@ from hermes_ops.trial.standby.client import (
     start_standby,
 )
 from hermes_ops.trial.supervisor.options import SegmentOptions, parse
+from hermes_ops.trial.supervisor.stop_requests import StopRequests
 from hermes_ops.trial.supervisor.supervisor import ScriptSupervisor
 from hermes_ops.trial.temporary_folder import TemporaryFolder
 from hermes_ops.trial.workspace import COPY, WorkspaceError, ensure_workspace, written_originals
@@ -65,6 +66,11 @@ class _ScriptEnd(NamedTuple):
     ending: SegmentEnding
     exit_code: int
     tail: list[str]
+
+
+def _not_started(ending: SegmentEnding) -> _ScriptEnd:
+    """Return the end of a script that has not been started: its reason is all that there is."""
+    return _ScriptEnd(ending, ending.code, [ending.reason])
 
 
 def run(words: Sequence[str]) -> int:
@@ -127,9 +133,9 @@ def _serve_node(gang: Gang, options: SegmentOptions, folder: Folder) -> int:
     from hermes_ops.trial.group_start import start_node
     from hermes_ops.trial.store_client import StoreClient
 
-    stops: list[int] = []
+    stops = StopRequests(options.grace_s)
     token = os.urandom(16).hex()
-    _on_stop(lambda number, _: stops.append(number))
+    _on_stop(stops.request)
     adopt_orphans()
     temporary = TemporaryFolder(folder.root, token, gang.node)
 
@@ -149,7 +155,7 @@ def _serve_node(gang: Gang, options: SegmentOptions, folder: Folder) -> int:
         return start_node(ready, folder, variables, _command(ready), reaper)
 
     store = StoreClient(f"{gang.nodes[0].host}:{gang.port}")
-    member = GangMember(gang, store, start, lambda: bool(stops), options.gang_timeout_s)
+    member = GangMember(gang, store, start, lambda: stops.count > 0, options.gang_timeout_s)
     code = member.run(options.grace_s + KILL_AFTER_S)
     sweep_up(token, wait_s=END_S)
     temporary.close(is_last=True, has_fitted=False)
@@ -165,8 +171,8 @@ def _run(options: SegmentOptions, folder: Folder, parent: int) -> int:
     folder.result.unlink(missing_ok=True)
     segment_records.keep_reserve(folder.reserve)
     token = os.urandom(16).hex()
-    stops: list[int] = []
-    _on_stop(lambda number, _: stops.append(number))
+    stops = StopRequests(options.grace_s)
+    _on_stop(stops.request)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
     adopt_orphans()
     own_record(folder.root).end(END_S)  # of a segment that was killed with its reaper
@@ -179,10 +185,7 @@ def _run(options: SegmentOptions, folder: Folder, parent: int) -> int:
     answer = _download(url, options, folder, token, stops) if url is not None else None
     if refused is None:
         options, refused = _prepare_directory(options, folder)
-    supervisor = ScriptSupervisor(options, folder, token, parent)
-    _on_stop(supervisor.request_stop)
-    for _ in stops:
-        supervisor.request_stop()
+    supervisor = ScriptSupervisor(options, folder, token, parent, stops)
     supervisor.write_status()
     end = _end_without_checkpoint(answer) or refused
     if end is None:
@@ -211,7 +214,7 @@ def _last_step(options: SegmentOptions, folder: Folder) -> int:
     return MetricsFile(folder.metrics).progress(options.objective, options.secondary)
 
 
-def _on_stop(handler: Callable[[int, object], None]) -> None:
+def _on_stop(handler: Callable[..., None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, handler)
 
@@ -229,14 +232,14 @@ def _store_url() -> str | None:
 
 
 def _download(
-    url: str, options: SegmentOptions, folder: Folder, token: str, stops: list[int]
+    url: str, options: SegmentOptions, folder: Folder, token: str, stops: StopRequests
 ) -> DownloadResult:
     """Download the newest checkpoints from the store, unless the folder has them."""
     from hermes_ops.trial.checkpoint_store.download import ensure_checkpoints
 
     since = int(os.environ.get(ANEW_VARIABLE) or 0)
     answer = ensure_checkpoints(
-        url, folder, options.epoch, since=since, token=token, stopped=lambda: bool(stops)
+        url, folder, options.epoch, since=since, token=token, stopped=lambda: stops.count > 0
     )
     if answer.message:
         say(answer.message)
@@ -248,13 +251,9 @@ def _end_without_checkpoint(answer: DownloadResult | None) -> _ScriptEnd | None:
     if answer is None or answer.state == "ready":
         return None
     if answer.state == "refused":
-        return _ScriptEnd(
-            SegmentEnding(SegmentOutcome.FAILED, answer.message, 1), 1, [answer.message]
-        )
+        return _not_started(SegmentEnding(SegmentOutcome.FAILED, answer.message, 1))
     code = PREEMPTED if answer.state == "stopped" else INFRASTRUCTURE
-    return _ScriptEnd(
-        SegmentEnding(SegmentOutcome.INTERRUPTED, answer.message, code), code, [answer.message]
-    )
+    return _not_started(SegmentEnding(SegmentOutcome.INTERRUPTED, answer.message, code))
 
 
 def _end_without_variable() -> _ScriptEnd | None:
@@ -264,9 +263,7 @@ def _end_without_variable() -> _ScriptEnd | None:
         return None
     say(reason)
     cause = Cause.CANNOT_START.value
-    return _ScriptEnd(
-        SegmentEnding(SegmentOutcome.FAILED, reason, 127, cause, retryable=False), 127, [reason]
-    )
+    return _not_started(SegmentEnding(SegmentOutcome.FAILED, reason, 127, cause, retryable=False))
 
 
 def _prepare_directory(
@@ -283,7 +280,7 @@ def _prepare_directory(
         reason = f"the copy of {source} could not be made: {error}"
         cause = Cause.OTHER if is_ours else Cause.CANNOT_START
         ending = SegmentEnding(SegmentOutcome.FAILED, reason, 127, cause.value, retryable=is_ours)
-        return options, _ScriptEnd(ending, 127, [reason])
+        return options, _not_started(ending)
     return options._replace(directory=str(place), copied_from=source), None
 
 
@@ -309,7 +306,7 @@ def _watch(
             places.close()
         ending = _cannot_start(options, error, supervisor.has_trained)
         say(ending.reason)
-        return _ScriptEnd(ending, 127, [ending.reason])
+        return _not_started(ending)
     url = _store_url()
     if url is not None:
         _start_upload(url, options, folder, supervisor, token)
@@ -346,20 +343,19 @@ def _await_nodes(
         return None
     from hermes_ops.trial.gang.leader import await_nodes
 
-    leader.on_told_to_stop = supervisor.leave_node
-    missing = await_nodes(leader, options.gang_timeout_s, lambda: supervisor.is_told_to_stop)
-    if not missing and not supervisor.is_told_to_stop:
+    leader.on_told_to_stop = supervisor.stops.leave_node
+    missing = await_nodes(leader, options.gang_timeout_s, lambda: supervisor.stops.count > 0)
+    if not missing and not supervisor.stops.count:
         leader.go()
         return None
     reason = "stopped before the workers of all its nodes were there"
     cause, code = Cause.OTHER, PREEMPTED
-    if not supervisor.is_told_to_stop:
+    if not supervisor.stops.count:
         waited = f"within {options.gang_timeout_s:.0f} s"
         reason = f"nothing was heard of {' and '.join(missing)} {waited}: none of its workers runs"
         cause, code = Cause.INCOMPLETE, INFRASTRUCTURE
     say(reason)
-    ending = SegmentEnding(SegmentOutcome.INTERRUPTED, reason, code, cause.value)
-    return _ScriptEnd(ending, code, [reason])
+    return _not_started(SegmentEnding(SegmentOutcome.INTERRUPTED, reason, code, cause.value))
 
 
 def _start_upload(
@@ -414,7 +410,7 @@ def _start_workers(
     )
     leader = places.leader
     remote = [] if leader is None else leader.workers()
-    workers = make_group(places.folder, [*children, *remote], lambda: supervisor.own_tail)
+    workers = make_group(places.folder, [*children, *remote], lambda: supervisor.output.tail)
     lost_nodes = tuple if leader is None else lambda: leader.lost
     supervisor.watch_group(workers, places.addresses.folder, lost_nodes)
     return workers

@@ -33,6 +33,7 @@ from hermes_ops.trial.supervisor.readers import (
     make_metric_reader,
     make_tensorboard_reader,
 )
+from hermes_ops.trial.supervisor.stop_requests import StopRequests
 from hermes_ops.trial.supervisor.switch_cost import SwitchCost
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ class ScriptSupervisor:
 
     group: GroupSupervision | None = None  # of several workers
     _received_s: float | None = None  # when the output came that is taken in; None: now
-    _is_node_left = False  # another one, and nobody has told this one to stop since
     _is_full = False  # the disk, when values could not be written
 
-    def __init__(self, options: SegmentOptions, folder: Folder, token: str, parent: int) -> None:
+    def __init__(
+        self, options: SegmentOptions, folder: Folder, token: str, parent: int, stops: StopRequests
+    ) -> None:
+        self.stops = stops
         self._options = options
         self._folder = folder
         self._token = token
@@ -85,9 +88,9 @@ class ScriptSupervisor:
         self.timings: dict[str, float] = {}  # those measured in this segment
         self._mask = Mask(secret_values(os.environ))
         self._reader = make_metric_reader(options, self.status, first_step, self._metrics)
-        self._output = OutputReader(self._reader, self._mask)
+        self.output = OutputReader(self._reader, self._mask)
         self._matcher = make_matcher(options, self._reader)
-        self._matched = MatchedOutput(self._output, self._matcher) if self._matcher else None
+        self._matched = MatchedOutput(self.output, self._matcher) if self._matcher else None
         self._tensorboard = make_tensorboard_reader(options, folder)
         self._retention = retention_of(folder.root, folder.checkpoints)
         self.copier: CheckpointUploader | None = None
@@ -97,11 +100,9 @@ class ScriptSupervisor:
         self._has_hook = False
         self._trained_to_end = self._diverged = False
         self._look_for_last_lines()
-        self._stop_requests = self._stop_seen = 0
-        self._kill_at_s: float | None = None
         self._verdict: str | None = None
         self._tail_at_stop: list[str] = []
-        self._had_values = bool(self._metrics.names())  # in earlier segments
+        self.has_trained = bool(self._metrics.names())  # in earlier segments
         self._has_values = False
         self._ended_as_trained = False
         self._notes: dict[str, str] = {}
@@ -113,23 +114,6 @@ class ScriptSupervisor:
         self._switch_cost = SwitchCost(
             self.status, self.timings, first_step=first_step, reached=self._steps_before
         )
-
-    def request_stop(self, *_: object) -> None:
-        """Preempt: called by signal handlers. The second request ends the grace period."""
-        if self._is_node_left:
-            self._is_node_left = False  # the first one, from this node too
-        else:
-            self._stop_requests += 1
-
-    def leave_node(self) -> None:
-        """Preempt, as another node of the trial has to be left; a stop of this one is the same."""
-        if not self._stop_requests:
-            self._stop_requests, self._is_node_left = 1, True
-
-    @property
-    def is_told_to_stop(self) -> bool:
-        """Tell whether the trial is to be preempted."""
-        return self._stop_requests > 0
 
     def run(self, child: Child) -> tuple[SegmentEnding, int]:
         """Watch the child to its end; return the ending and the script's exit code."""
@@ -166,16 +150,11 @@ class ScriptSupervisor:
             self.write_status()
         self.status.step = max([self.status.step, *(m.step for m in self.unwritten)])
         if code == 0 and not self._objective_seen:
-            self._ask_mlflow()
+            self._find_logged_objective()
         ending = judge(self._facts(code))
         if self.group is not None and self._verdict is None:
             ending = self.group.name_failed(ending)
         return ending, code
-
-    @property
-    def has_trained(self) -> bool:
-        """Tell whether the trial had reported values before this segment."""
-        return self._had_values
 
     def watch_group(
         self,
@@ -191,24 +170,17 @@ class ScriptSupervisor:
         self.group = GroupSupervision(workers, folder, watchdog, timeout_s, lost_nodes)
 
     @property
-    def own_tail(self) -> list[str]:
-        """The last lines of the output that it reads itself."""
-        return self._output.tail
-
-    @property
     def tail(self) -> list[str]:
         """The last lines of the output; of several workers' that of the one that failed first."""
-        own = self._output.tail
+        own = self.output.tail
         return own if self.group is None else self.group.tail(own)
 
     def copy_rest(self, copier: CheckpointUploader) -> bool:
         """After the script's end: what is newest goes to the store, within what is left of the
         grace and until a further stop request; False if it did not get there."""
-        left_s = self._options.grace_s
-        if self._stop_requests and self._kill_at_s is not None:
-            left_s = self._kill_at_s - time.monotonic()
-        most = max(1, self._stop_requests)
-        return copier.finish(max(0.0, left_s - _RESULT_S), lambda: self._stop_requests > most)
+        left_s = self.stops.left_s(time.monotonic())
+        most = max(1, self.stops.count)
+        return copier.finish(max(0.0, left_s - _RESULT_S), lambda: self.stops.count > most)
 
     def _time_left_s(self) -> float | None:
         limit_s = self._options.time_limit_s
@@ -220,7 +192,7 @@ class ScriptSupervisor:
 
     def _read_output(self, data: bytes) -> None:
         if self._matched is None:
-            self._store_printed(self._output.feed(data))
+            self._store_printed(self.output.feed(data))
         else:
             self._matched.feed(data, time.time())
 
@@ -239,7 +211,7 @@ class ScriptSupervisor:
     def _close_output(self) -> None:
         """Take in the rest of the output, as far as the time that a stop leaves allows it."""
         if self._matched is None:
-            self._store_printed(self._output.close())
+            self._store_printed(self.output.close())
             return
         soonest_s = time.monotonic() + _DRAIN_S
         self._store_timed(self._matched.close(time.time(), lambda: self._is_late(soonest_s)))
@@ -249,11 +221,10 @@ class ScriptSupervisor:
     def _is_late(self, soonest_s: float) -> bool:
         """Tell whether a stop leaves no time for what the script has printed last."""
         now_s = time.monotonic()
-        if self._stop_requests and self._kill_at_s is None:
-            self._kill_at_s = now_s + self._options.grace_s
-        is_hurried = self._stop_requests > max(1, self._stop_seen)
-        is_over = self._kill_at_s is not None and now_s >= self._kill_at_s
-        return (is_hurried or is_over) and now_s >= soonest_s
+        if self.stops.count and not self.stops.has_grace:
+            self.stops.begin_grace(now_s)
+        is_over = self.stops.is_hurried or self.stops.is_grace_over(now_s)
+        return is_over and now_s >= soonest_s
 
     def _say_once(self, kind: str, text: str) -> None:
         """Say a text, if any, in the output, once in the trial; its failure may repeat it."""
@@ -281,11 +252,11 @@ class ScriptSupervisor:
         logged = self._logged.new(self._metrics.highest(self._options.objective))
         if final:
             self._store_printed(self._first_values.close())
-            logged += [] if self._stop_requests else self._logged.close()
+            logged += [] if self.stops.count else self._logged.close()
         self._reported.update(m.name for m in logged)
         self._store(logged)
 
-    def _ask_mlflow(self) -> None:
+    def _find_logged_objective(self) -> None:
         """Find the objective of a script that logs to MLflow and has no hook (`python -I`, R)."""
         if self._options.objective is None:
             return
@@ -523,27 +494,27 @@ class ScriptSupervisor:
     def _act(self, child: Child, running_s: float, limit_s: float | None) -> None:
         if self._parent and os.getppid() != self._parent:
             self._parent = 0
-            self._stop_requests += 1
+            self.stops.count += 1
         self._judge_time(running_s, limit_s)
         self._judge_group()
         ended = self._verdict is not None or self._ended_as_trained
         now_s = time.monotonic()
-        if self._kill_at_s is None and (ended or self._stop_requests):
-            self._tail_at_stop = self._output.tail
+        if not self.stops.has_grace and (ended or self.stops.count):
+            self._tail_at_stop = self.output.tail
             if not (ended or self._has_hook):
                 saved_s = segment_records.newest_checkpoint_s(self._folder)
                 self._switch_cost.note_stop(time.time(), saved_s)
             self._tell_to_stop(child, now_s, is_at_once=ended)
-            grace_s = self._options.grace_s
-            self._kill_at_s = now_s + (min(grace_s, _FAILED_GRACE_S) if ended else grace_s)
-            self._stop_seen = self._stop_requests
-        if self._kill_at_s is None:
+            self.stops.begin_grace(now_s, _FAILED_GRACE_S if ended else math.inf)
+            self.stops.obey()
+        if not self.stops.has_grace:
             return
-        is_hurried = self._stop_requests > max(1, self._stop_seen)
+        is_hurried = self.stops.is_hurried
         if self.group is not None and self.group.signal_late(now_s, is_hurried) and is_hurried:
-            self._stop_seen, is_hurried = self._stop_requests, False
-            self._kill_at_s = min(self._kill_at_s, now_s + _FAILED_GRACE_S)
-        if now_s >= self._kill_at_s or is_hurried:
+            self.stops.obey()
+            self.stops.end_grace_soon(now_s, _FAILED_GRACE_S)
+            is_hurried = False
+        if is_hurried or self.stops.is_grace_over(now_s):
             child.kill()
 
     def _tell_to_stop(self, child: Child, now_s: float, is_at_once: bool) -> None:
@@ -563,13 +534,13 @@ class ScriptSupervisor:
         if limit and not self._progress.is_complete:
             self._verdict = self._verdict or limit
         why_over = why_over or limit
-        if why_over and self._verdict is None and not self._stop_requests:
+        if why_over and self._verdict is None and not self.stops.count:
             self._ended_as_trained = True
             self._say_once("ended", f"the script is ended as finished: {why_over}")
 
     def _judge_group(self) -> None:
         """End workers that wait for each other for ever, as failed."""
-        is_ending = self._stop_requests or self._verdict is not None or self._ended_as_trained
+        is_ending = self.stops.count or self._verdict is not None or self._ended_as_trained
         if self.group is None or is_ending or self._progress.is_in_last_lines:
             return
         self._verdict = self.group.why_stuck(self.status.step, time.monotonic())
@@ -579,7 +550,7 @@ class ScriptSupervisor:
         at_stop = at_stop if group is None else group.tail_at_stop(at_stop)
         return SegmentFacts(
             exit_code=code,
-            asked_to_stop=self._stop_requests > 0 or code == PREEMPTED,
+            asked_to_stop=self.stops.count > 0 or code == PREEMPTED,
             ended_at_max_epochs=self._ended_as_trained,
             verdict=self._verdict,
             has_checkpoint=segment_records.newest_checkpoint_s(self._folder) is not None,
@@ -595,5 +566,5 @@ class ScriptSupervisor:
             reported=sorted(self._metrics.names()),
             tail_at_stop=at_stop,
             refused=list(self._notes.values()),
-            worked_before=self._had_values and not self._has_values,
+            worked_before=self.has_trained and not self._has_values,
         )
