@@ -229,9 +229,9 @@ class AirflowClient:
         """Return the DAG run; None when there is none of that id."""
         return self._find(_run(dag_id, run_id))
 
-    def dag_runs(self, dag_ids: Sequence[str], limit: int = 100) -> list[dict[str, Any]]:
-        """Return the newest runs of these DAGs, newest first."""
-        body = {"dag_ids": list(dag_ids), "page_limit": limit, "order_by": "-run_after"}
+    def dag_runs(self, dag_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the newest 100 runs of these DAGs, newest first."""
+        body = {"dag_ids": list(dag_ids), "page_limit": 100, "order_by": "-run_after"}
         return list(self._call("POST", "/api/v2/dags/~/dagRuns/list", json=body)["dag_runs"])
 
     def all_dag_runs(self, dag_ids: Sequence[str]) -> Iterator[dict[str, Any]]:

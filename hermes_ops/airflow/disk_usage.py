@@ -66,16 +66,13 @@ class Counter:
         return seen.st_blocks * BLOCK_BYTES
 
 
-def sweep_usages(
-    home: Path, runs: Mapping[str, str], names: Iterable[str] = ()
-) -> tuple[SweepUsage, ...]:
+def sweep_usages(home: Path, runs: Mapping[str, str]) -> tuple[SweepUsage, ...]:
     """Return what each sweep of a state folder takes, the greatest first.
 
     :param runs: the sweep of each MLflow run, by the run's id, beyond those of trials' leases
-    :param names: ids of sweeps; folders of others are called by the folder's name
     """
     counter = Counter()
-    ids = {safe_name(sweep): sweep for sweep in (*names, *runs.values())}
+    ids = {safe_name(sweep): sweep for sweep in runs.values()}
     parts: dict[str, dict[str, int]] = {}
 
     def add(name: str, part: str, size: int) -> None:

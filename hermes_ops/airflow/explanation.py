@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_ops.airflow.control.decisions import read_of_trial
 from hermes_ops.airflow.control.pool_file import read_view
-from hermes_ops.core.amounts import counted, duration, figure, on_gpus, utc_text
+from hermes_ops.core.amounts import counted, duration, figure, first_lines, on_gpus, utc_text
 from hermes_ops.core.priority_class import DEFAULT_CLASS
 from hermes_ops.errors import HermesError, Refused, Unavailable
 
@@ -74,14 +74,12 @@ def problem_lines(
 
     Without a sweep: of all of them. At most ten, then one that counts the others.
     """
-    found = [
-        p
+    lines = [
+        _line(p)
         for p in (view or {}).get("problems", ())
         if (sweep is None or p["sweep"] in (sweep, "")) and trial in (None, p["trial"])
     ]
-    lines = [_line(p) for p in found[:MOST_LINES]]
-    rest = len(found) - MOST_LINES
-    return [*lines, f"{rest} more steps fail"] if rest > 0 else lines
+    return first_lines(lines, MOST_LINES, "{} more steps fail")
 
 
 def _line(problem: Mapping[str, Any]) -> str:
@@ -113,9 +111,8 @@ def stuck_lines(view: Mapping[str, Any] | None, sweeps: Iterable[str] | None = N
     facts = (view or {}).get("sweeps", {})
     named = facts if sweeps is None else [s for s in sweeps if s in facts]
     stuck = [(s, int(number)) for s in named for number in facts[s].get("stuck", ())]
-    lines = [line for trial in stuck[:MOST_LINES] for line in interruption_lines(view, *trial)]
-    rest = len(stuck) - MOST_LINES
-    return [*lines, f"{rest} more trials are interrupted in this way"] if rest > 0 else lines
+    lines = [line for trial in stuck for line in interruption_lines(view, *trial)]
+    return first_lines(lines, MOST_LINES, "{} more trials are interrupted in this way")
 
 
 UNENDED = (
@@ -251,10 +248,8 @@ def queue_document(view: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 def queue_lines(view: Mapping[str, Any] | None) -> list[str]:
     """Return a line for each trial of `queue_document`, at most twenty, and one for the others."""
-    rows = queue_document(view)
-    lines = [_queue_line(row) for row in rows[:MOST_QUEUED]]
-    rest = len(rows) - MOST_QUEUED
-    return [*lines, f"and {rest} more trials"] if rest > 0 else lines
+    lines = [_queue_line(row) for row in queue_document(view)]
+    return first_lines(lines, MOST_QUEUED, "and {} more trials")
 
 
 def _queue_line(row: Mapping[str, Any]) -> str:

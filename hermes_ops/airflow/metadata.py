@@ -30,7 +30,6 @@ from hermes_ops.airflow.metadata_rows import (
 )
 from hermes_ops.airflow.records import SEGMENT_KEY, SWEEP_KEY
 from hermes_ops.airflow.state_store import PIECES, joined, piece_keys
-from hermes_ops.airflow.version import check_version
 from hermes_ops.errors import Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -59,6 +58,22 @@ _PIECES_IN_JSON = f'"{PIECES}"'
 
 RANKED_COLUMNS = ("priority_weight", "pool_slots", "queue")
 """The columns of `task_instance` that are written; the database role may update only these."""
+
+
+SUPPORTED = ((3, 3, 2), (3, 4, 0))
+"""Airflow versions: at least the first, below the second."""
+
+
+def check_version() -> None:
+    """Refuse an Airflow of another version (Unsupported)."""
+    from airflow import __version__
+
+    version = tuple(int(p) for p in __version__.split(".")[:3] if p.isdigit())
+    if not SUPPORTED[0] <= version < SUPPORTED[1]:
+        raise Unsupported(
+            f"Airflow {__version__} is not supported: Hermes Ops needs >=3.3.2,<3.4. "
+            "Install one of those, or a release of hermes-ops made for yours."
+        )
 
 
 class _SharedConnection(threading.local):

@@ -23,7 +23,7 @@ from hermes_ops.cli.sweep_location import (
     locate_or_explain,
     newest,
 )
-from hermes_ops.core.amounts import on_gpus, utc_text
+from hermes_ops.core.amounts import on_gpus, shortened, utc_text
 from hermes_ops.core.summary import ENDED_STATES, sweep_state
 from hermes_ops.errors import HermesError
 
@@ -188,11 +188,8 @@ def print_list(console: Console, rows: Iterable[ListedSweep]) -> None:
             line = f"{sweep}\n  {line[len(sweep) + 2 :]}"
         console.print(Text(line), soft_wrap=True)
         if row.reason:
-            console.print(Padding(Text(_shorten(row.reason)), (0, 0, 0, 4), expand=False))
-
-
-def _shorten(reason: str) -> str:
-    return reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]}…"
+            reason = Text(shortened(row.reason, MOST_REASON))
+            console.print(Padding(reason, (0, 0, 0, 4), expand=False))
 
 
 def _minute(moment: str | None) -> str:

@@ -28,7 +28,7 @@ from hermes_ops.config import SweepConfig, never_fits
 from hermes_ops.config.sweep_warnings import WARNINGS_TAG, from_tag, sentence
 from hermes_ops.core.summary import normalised, sweep_state
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.report.table import format_cell as as_text
+from hermes_ops.report.table import format_cell
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
@@ -229,8 +229,8 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         job.get("final") or job["phase"],
         ",".join(map(str, job["gpus"])),
         f"{job['step']}/{total}" if total else str(job["step"]),
-        as_text(job["value"]),
-        as_text(job["terms"].get("convergence")),
+        format_cell(job["value"]),
+        format_cell(job["terms"].get("convergence")),
         str(job["rank"] or ""),
         str(job["preemptions"]),
         job["reason"],

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -16,11 +15,12 @@ from rich.text import Text
 from hermes_ops.cli.sweep_location import SweepLocation
 from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, output_console, print_whole
 from hermes_ops.config import SweepConfig, parse
+from hermes_ops.core.amounts import first_lines
 from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import why_no_best
 from hermes_ops.core.summary import ENDED_STATES, alike, failure_lines
 from hermes_ops.errors import HermesError
-from hermes_ops.report.table import format_cell as as_text
+from hermes_ops.report.table import format_cell, settings_line
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
@@ -114,7 +114,7 @@ def deadline_line(deadline: Mapping[str, Any]) -> str:
     return f"Deadline {DeadlineResult(at, deadline['kept']).words}"
 
 
-MOST_SETTINGS, LONGEST_SETTING = 20, 80
+MOST_MISSED_BOUNDS = 10
 
 
 def print_outcome(connection: Connection, sweep: str, details: Mapping[str, Any]) -> None:
@@ -125,8 +125,8 @@ def print_outcome(connection: Connection, sweep: str, details: Mapping[str, Any]
     for line in (*end_reason_lines(details), *missed_bound_lines(details)):
         console.print(Text(line))
     if best is not None:
-        settings = settings_line(best["config"])
-        console.print(Text(f"Best: trial {best['number']} ({as_text(best['best'])}) {settings}"))
+        value, settings = format_cell(best["best"]), settings_line(best["config"])
+        console.print(Text(f"Best: trial {best['number']} ({value}) {settings}"))
     elif details["state"] in ENDED_STATES:
         console.print(Text(why_no_best(details)))
     if (deadline := details.get("deadline")) is not None:
@@ -144,17 +144,6 @@ def usage_line(details: Mapping[str, Any]) -> str:
     ended_s = details.get("ended_seconds", 0.0)
     gap = f" without the {ended_s:.0f} s after an end" if ended_s else ""
     return f"{details['wall_seconds'] - ended_s:.0f} s{gap}, {used}"
-
-
-def settings_line(config: Mapping[str, Any]) -> str:
-    """Return a configuration in one line: the first of many parameters, the start of long texts."""
-    shown = [f"{name}={_short(as_text(v))}" for name, v in islice(config.items(), MOST_SETTINGS)]
-    rest = len(config) - len(shown)
-    return ", ".join([*shown, f"and {rest} more"] if rest else shown)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_SETTING else text[:LONGEST_SETTING] + "…"
 
 
 def end_reason_lines(details: Mapping[str, Any]) -> list[str]:
@@ -182,9 +171,9 @@ def outcome_table(sweep: str, details: Mapping[str, Any], width: int = 160) -> R
     best = details["best"]
     rows = []
     for trial in details["trials"]:
-        seen = (as_text(trial["metrics"][name]["last"]) for name in names)
-        cells = (trial["number"], trial["state"], trial["steps"], as_text(trial["final"]),
-                 as_text(trial["best"]), *seen, trial["segments"], trial["preemptions"],
+        seen = (format_cell(trial["metrics"][name]["last"]) for name in names)
+        cells = (trial["number"], trial["state"], trial["steps"], format_cell(trial["final"]),
+                 format_cell(trial["best"]), *seen, trial["segments"], trial["preemptions"],
                  *([course(trial["sizes"])] if sized else []),
                  f"{trial['gpu_seconds']:.1f}")  # fmt: skip
         is_best = best is not None and trial["number"] == best["number"]
@@ -194,14 +183,14 @@ def outcome_table(sweep: str, details: Mapping[str, Any], width: int = 160) -> R
     return fit_table(f"{sweep}: {details['state']}", columns, rows, width)
 
 
-def missed_bound_lines(details: Mapping[str, Any], most: int = 10) -> list[str]:
+def missed_bound_lines(details: Mapping[str, Any]) -> list[str]:
     """Return a line for each of the first trials that miss a bound; count the others."""
-    missed = [(t["number"], t["violates"]) for t in details["trials"] if t.get("violates")]
     lines = [
-        f"Trial {number} misses a bound: {'; '.join(words)}" for number, words in missed[:most]
+        f"Trial {t['number']} misses a bound: {'; '.join(t['violates'])}"
+        for t in details["trials"]
+        if t.get("violates")
     ]
-    rest = len(missed) - most
-    return [*lines, f"{rest} more trials miss a bound"] if rest > 0 else lines
+    return first_lines(lines, MOST_MISSED_BOUNDS, "{} more trials miss a bound")
 
 
 def print_comparison(console: Console, connection: Connection, sweep: str) -> bool:

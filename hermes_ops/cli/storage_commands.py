@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_ops.cli.connection import Home
-from hermes_ops.core.amounts import counted, utc_text
+from hermes_ops.core.amounts import counted, first_lines, utc_text
 from hermes_ops.errors import HermesError, StackError
-from hermes_ops.trial.disk_space import as_text, disks_of
+from hermes_ops.trial.disk_space import disks_of, format_bytes
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.prune.candidates import DeletionRights, PruneRules
     from hermes_ops.airflow.prune.removal import PruneEntry, Removal
     from hermes_ops.cli.connection import Connection
-    from hermes_ops.cli.tables import TableRow
     from hermes_ops.stack.layout import Layout
 
 
@@ -48,7 +47,7 @@ def backup(folder: Folder, home: Home = None) -> None:
     place = absolute(home) if home else default_home()
     target = absolute(folder)
     manifest = backups.write_backup(Layout(place), target, typer.echo)
-    size = f"{counted(manifest.files, 'file')}, {as_text(manifest.bytes)}"
+    size = f"{counted(manifest.files, 'file')}, {format_bytes(manifest.bytes)}"
     typer.echo(f"Backup of {place}: {size} in {target}. It holds passwords and keys.")
 
 
@@ -317,7 +316,7 @@ def _print_candidates(candidates: _Candidates, *, dry_run: bool) -> None:
             TableRow(
                 (
                     e.sweep,
-                    as_text(candidates.bytes_of[e.sweep]),
+                    format_bytes(candidates.bytes_of[e.sweep]),
                     candidates.notes.get(e.sweep, "nothing"),
                 )
             )
@@ -333,11 +332,8 @@ def _print_candidates(candidates: _Candidates, *, dry_run: bool) -> None:
 def _kept_lines(kept: Iterable[tuple[str, str]]) -> list[str]:
     from hermes_ops.airflow.prune.candidates import OTHER_NAME
 
-    rows = [(sweep, reason) for sweep, reason in kept if reason != OTHER_NAME]
-    lines = [f"Kept: {sweep}: {reason}." for sweep, reason in rows[:MOST_KEPT_SHOWN]]
-    if len(rows) > MOST_KEPT_SHOWN:
-        lines.append(f"Kept: {len(rows) - MOST_KEPT_SHOWN} more; --json shows all.")
-    return lines
+    lines = [f"Kept: {sweep}: {reason}." for sweep, reason in kept if reason != OTHER_NAME]
+    return first_lines(lines, MOST_KEPT_SHOWN, "Kept: {} more; --json shows all.")
 
 
 def _report_removal(
@@ -360,7 +356,7 @@ def _report_removal(
         typer.echo(json.dumps(document))
     elif entries:
         verb = "Would remove" if dry_run else "Removed"
-        typer.echo(f"{verb} {counted(len(entries), 'sweep')}, {as_text(total)}.")
+        typer.echo(f"{verb} {counted(len(entries), 'sweep')}, {format_bytes(total)}.")
 
 
 def _print_admin_advice(removal: Removal, candidates: _Candidates) -> None:
@@ -413,23 +409,26 @@ def _sweeps_own_runs(home: Path) -> dict[str, str]:
 
 def print_disk(document: dict[str, Any]) -> None:
     """Print a line a sweep, the greatest first, and the sums."""
-    from hermes_ops.cli.tables import TableColumn, fit_table, output_console, print_whole
-
-    console = output_console()
-    heads = ("checkpoints", "files", "artifacts", "logs", "total")
-    columns = [TableColumn("sweep"), *(TableColumn(head, right=True) for head in heads)]
-    if rows := [_row(usage) for usage in document["sweeps"]]:
-        print_whole(console, fit_table("", columns, rows, console.width))
-    console.print(
-        f"Disk     {as_text(document['total_bytes'])} in all, of which "
-        f"{as_text(document['other_bytes'])} belong to no sweep; "
-        f"{as_text(document['free_bytes'])} free",
-        highlight=False,
+    from hermes_ops.cli.tables import (
+        TableColumn,
+        TableRow,
+        fit_table,
+        output_console,
+        print_whole,
     )
 
-
-def _row(usage: dict[str, Any]) -> TableRow:
-    from hermes_ops.cli.tables import TableRow
-
+    console = output_console()
     parts = ("checkpoints", "files", "artifacts", "logs", "total")
-    return TableRow((usage["sweep"], *(as_text(usage[f"{part}_bytes"]) for part in parts)))
+    columns = [TableColumn("sweep"), *(TableColumn(part, right=True) for part in parts)]
+    rows = [
+        TableRow((usage["sweep"], *(format_bytes(usage[f"{part}_bytes"]) for part in parts)))
+        for usage in document["sweeps"]
+    ]
+    if rows:
+        print_whole(console, fit_table("", columns, rows, console.width))
+    console.print(
+        f"Disk     {format_bytes(document['total_bytes'])} in all, of which "
+        f"{format_bytes(document['other_bytes'])} belong to no sweep; "
+        f"{format_bytes(document['free_bytes'])} free",
+        highlight=False,
+    )

@@ -37,6 +37,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return the first `most` characters of a text, and `…` if there are more."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def first_lines(lines: Sequence[str], most: int, rest: str) -> list[str]:
+    """Return at most `most` lines and, if there are more, `rest` with their number for its `{}`."""
+    left = len(lines) - most
+    return [*lines[:most], rest.format(left)] if left > 0 else list(lines)
+
+
 def on_gpus(gpus: Sequence[int]) -> str:
     """Return ` on GPU 0, 1`; empty without any."""
     return f" on GPU {', '.join(map(str, gpus))}" if gpus else ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_ops.core.amounts import duration
+from hermes_ops.core.amounts import duration, first_lines, shortened
 from hermes_ops.core.summary import Night, SweepSummary, TrialSummary, course
 from hermes_ops.core.usage_table import spreadsheet_text
 from hermes_ops.report.background import Background
@@ -94,6 +94,12 @@ def format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def settings_line(config: Mapping[str, Any], most: int = 20, longest: int = 80) -> str:
+    """Return a configuration in one line: the first of many parameters, the start of long texts."""
+    pairs = [f"{name}={shortened(format_cell(value), longest)}" for name, value in config.items()]
+    return ", ".join(first_lines(pairs, most, "and {} more"))
 
 
 def csv_text(summary: SweepSummary) -> str:

@@ -17,7 +17,7 @@ from hermes_ops.errors import StackError
 from hermes_ops.stack.layout import Layout
 from hermes_ops.stack.programs import PROGRAM_VARIABLE
 from hermes_ops.stack.settings import AUTOMATIC_PORT, Settings
-from hermes_ops.trial.disk_space import DiskSpace, as_text, disks_of, write_remedy
+from hermes_ops.trial.disk_space import DiskSpace, disks_of, format_bytes, write_remedy
 
 MINIMUM_FREE_BYTES = 512 * 1024**2
 WARNING_FREE_BYTES = 2 * 1024**3
@@ -87,7 +87,7 @@ def check_disks(layout: Layout) -> list[str]:
         if disk.is_full or (is_home and not disk.has(MINIMUM_FREE_BYTES)):
             raise StackError(
                 f"The disk of {disk.folder} is full ({disk}, at least "
-                f"{as_text(MINIMUM_FREE_BYTES)} needed for databases and checkpoints): "
+                f"{format_bytes(MINIMUM_FREE_BYTES)} needed for databases and checkpoints): "
                 "free some space, or give a folder on another disk with --home"
             )
     return disk_lines(disks)
@@ -106,8 +106,8 @@ def disk_lines(disks: Iterable[DiskSpace]) -> list[str]:
         elif not disk.has(_warning_bytes(disk)):
             lines.append(
                 f"The disk of {disk.folder} is nearly full ({disk}; below "
-                f"{as_text(_warning_bytes(disk))} this is said): free some space before trials "
-                "cannot write their checkpoints, such as by `hermes prune`"
+                f"{format_bytes(_warning_bytes(disk))} this is said): free some space before "
+                "trials cannot write their checkpoints, such as by `hermes prune`"
             )
     return lines
 

@@ -41,7 +41,7 @@ class DiskSpace(NamedTuple):
         return self.free_files is not None and self.free_files < FULL_FREE_FILES
 
     def __str__(self) -> str:
-        free = f"{as_text(self.free_bytes)} free of {as_text(self.total_bytes)}"
+        free = f"{format_bytes(self.free_bytes)} free of {format_bytes(self.total_bytes)}"
         if self._lacks_files:
             free += f", room for {self.free_files} more files"
         return free
@@ -75,7 +75,7 @@ def disks_of(folders: Iterable[Path]) -> list[DiskSpace]:
     return list(by_device.values())
 
 
-def as_text(size_bytes: float) -> str:
+def format_bytes(size_bytes: float) -> str:
     """Return a number of bytes as a person reads it: `0 B`, `1.5 KiB`, `512 MiB`."""
     size, unit = float(size_bytes), 0
     while size >= _STEP and unit < len(_UNITS) - 1:

@@ -167,9 +167,9 @@ def drop_torn_line(handle: int) -> int:
 class Follower:
     """Read a growing file of JSON lines from where it stopped; an unfinished line waits."""
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.offset = offset
+        self.offset = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the objects of the whole lines that have come since the last call."""

@@ -120,8 +120,8 @@ def lock_gpus(
     directory: Path,
     gpus: tuple[str, ...],
     wait_s: float,
-    holder: LockHolder | None = None,
-    hang_s: float = 0.0,
+    holder: LockHolder | None,
+    hang_s: float,
 ) -> list[int]:
     """Lock each GPU's file, lowest first; none stays locked if one cannot be had."""
     held: list[int] = []

@@ -141,7 +141,7 @@ def _stopped(facts: SegmentFacts) -> SegmentEnding:
     )
 
 
-def _failed(facts: SegmentFacts, reason: str, cause: Cause = Cause.OTHER) -> SegmentEnding:
+def _failed(facts: SegmentFacts, reason: str, cause: Cause) -> SegmentEnding:
     code = facts.exit_code if facts.exit_code > 0 else 128 - facts.exit_code
     if code in (FINISHED, PREEMPTED, INFRASTRUCTURE, 128) or code > 255:
         code = 1

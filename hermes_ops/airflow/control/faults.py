@@ -18,7 +18,7 @@ from math import inf
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from hermes_ops.airflow.clock_steps import is_due
-from hermes_ops.core.amounts import utc_text
+from hermes_ops.core.amounts import shortened, utc_text
 from hermes_ops.errors import HermesError, Unavailable, error_text
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class FaultBarrier:
     def note(self, subject: Subject, step: str, error: Exception) -> None:
         """Record that a step failed."""
         now_s, key, is_service = self.clock(), (subject, step), isinstance(error, Unavailable)
-        reason = _shortened(error_text(error))
+        reason = shortened(error_text(error), REASON_CHARACTERS)
         with self._lock:
             before = self._faults.get(key)
             tries = 1 if before is None else before.tries + 1
@@ -251,10 +251,6 @@ def _pause_s(tries: int, is_service: bool) -> float:
     if is_service:
         return SERVICE_PAUSE_S if tries >= MOST_TRIES else 0.0
     return float(min(FIRST_PAUSE_S * 2.0 ** min(tries - 1, 16), LONGEST_PAUSE_S))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= REASON_CHARACTERS else text[:REASON_CHARACTERS] + "…"
 
 
 CONCURRENT_REQUESTS = 4

@@ -17,7 +17,7 @@ from hermes_ops.airflow.records import FAILURES_TAG, SweepRecord, decode
 from hermes_ops.airflow.sweep.source import DEFAULT_POOL
 from hermes_ops.core.amounts import duration, figure
 from hermes_ops.core.summary import TrialSummary, course
-from hermes_ops.report.table import format_cell
+from hermes_ops.report.table import settings_line
 from hermes_ops.tracking import SweepRef, SweepRun, Tracker
 from hermes_ops.tracking.documents import json_objects
 from hermes_ops.tracking.runs import SWEEP
@@ -221,16 +221,7 @@ def _value(value: float | None) -> str:
 
 
 def _parameters(config: Mapping[str, Any]) -> str:
-    """Return the first parameters in one line, long values cut."""
-    pairs = [
-        f"{name}={_cut(format_cell(value))}" for name, value in list(config.items())[:PARAMETERS]
-    ]
-    rest = len(config) - PARAMETERS
-    return ", ".join([*pairs, *([f"and {rest} more"] if rest > 0 else [])])
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"
+    return settings_line(config, PARAMETERS, VALUE_CHARACTERS)
 
 
 def _best(best: TrialSummary | None) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hermes_ops.trial.event_channel import announce
+from hermes_ops.trial.keras.backend import KerasBackend
 from hermes_ops.trial.keras.cache_locks import note_caches, shared_caches
 from hermes_ops.trial.keras.callback_files import (
     shared_files,
@@ -29,7 +30,7 @@ from hermes_ops.trial.keras.fit_calls import (
 )
 from hermes_ops.trial.keras.output_order import announce_before_printing
 from hermes_ops.trial.keras.runtime import KerasRuntime, runtime
-from hermes_ops.trial.keras.session import FitSession, KerasBackend
+from hermes_ops.trial.keras.session import FitSession
 from hermes_ops.trial.keras.training_state import MismatchError
 
 Original = Callable[..., Any]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hermes_ops.trial.disk_space import format_bytes
+
 FIRST_BYTES = 16 << 20
 LAST_BYTES = 1 << 18  # a slow reader of the log has two seconds for it
-
-_UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 
 class LimitedLog:
@@ -17,7 +17,7 @@ class LimitedLog:
     def __init__(self, first_bytes: int = FIRST_BYTES, last_bytes: int = LAST_BYTES) -> None:
         self._left_bytes = first_bytes
         self._last_bytes = last_bytes
-        self._first = _size(first_bytes)
+        self._first_bytes = first_bytes
         self._rest = bytearray()
         self._dropped_bytes = 0
         self._is_line_ended = True
@@ -35,9 +35,10 @@ class LimitedLog:
         self.is_full = True
         end = data.rfind(b"\n", 0, self._left_bytes) + 1 or self._left_bytes
         self._keep(data[end:])
+        first_size, last_size = map(format_bytes, (self._first_bytes, self._last_bytes))
         notice = (
-            f"hermes-trial: the output of this segment is longer than {self._first}: the rest is "
-            f"read for values, and its last {_size(self._last_bytes)} will be shown at the end\n"
+            f"hermes-trial: the output of this segment is longer than {first_size}: the rest is "
+            f"read for values, and its last {last_size} will be shown at the end\n"
         )
         first = data[:end]
         is_line_ended = first.endswith(b"\n") if first else self._is_line_ended
@@ -70,12 +71,5 @@ def last_part(data: bytes, kept_bytes: int, dropped_bytes: int = 0) -> bytes:
     if not surplus + dropped_bytes:
         return data
     begin = data.find(b"\n", surplus) + 1 or surplus
-    notice = f"hermes-trial: {_size(dropped_bytes + begin)} of output are left out here\n"
+    notice = f"hermes-trial: {format_bytes(dropped_bytes + begin)} of output are left out here\n"
     return notice.encode() + data[begin:]
-
-
-def _size(count: int) -> str:
-    amount, unit = float(count), 0
-    while amount >= 1024 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.3g} {_UNITS[unit]}"

@@ -322,8 +322,8 @@ class ArgumentFilter:
     def __init__(
         self,
         parameters: Collection[str],
-        asked: Collection[str] = (),
-        stored: Collection[str] = (),
+        asked: Collection[str],
+        stored: Collection[str],
     ) -> None:
         names = {name.lower() for name in parameters}
         self._names = ARGUMENT_NAMES | (names - _SHOWN_WITH_METRICS)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hermes_ops.trial.output.line_reader import OutputLine
@@ -103,21 +103,18 @@ class PatternMatcher:
     and the pattern. `notes` has a text for each kind of trouble.
     """
 
-    def __init__(
-        self, patterns: Sequence[tuple[str, str]], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, patterns: Sequence[tuple[str, str]]) -> None:
         self._names = [name for name, _ in patterns]
         self._patterns = [pattern for _, pattern in patterns]
         self._off: set[int] = set()
-        self._clock = clock
         self._slow_lines = [0] * len(patterns)
-        self._allowances = [CpuAllowance(clock()) for _ in patterns]
+        self._allowances = [CpuAllowance(time.monotonic()) for _ in patterns]
         self._waiting: deque[_Batch] = deque()
         self._waiting_bytes = 0
         self._searched: deque[SearchedLines] = deque()
         self._process: _Process | None = None
         self._deaths = 0
-        self._start_at_s = self._answered_at_s = clock()
+        self._start_at_s = self._answered_at_s = time.monotonic()
         self.notes: dict[str, str] = {}
 
     def submit(self, lines: list[OutputLine], received_s: float) -> None:
@@ -126,7 +123,7 @@ class PatternMatcher:
             return
         batch = _Batch(lines, received_s, self._off)
         if not self._waiting:
-            self._answered_at_s = self._clock()
+            self._answered_at_s = time.monotonic()
         self._waiting.append(batch)
         self._waiting_bytes += batch.size_bytes
         if self._process is not None:
@@ -195,14 +192,14 @@ class PatternMatcher:
         return bool(self._waiting) and len(self._waiting[0].off) == len(self._patterns)
 
     def _start(self) -> None:
-        if not self._waiting or self._clock() < self._start_at_s:
+        if not self._waiting or time.monotonic() < self._start_at_s:
             return
         try:
             self._process = _Process(self._patterns)
         except OSError as error:
             self._note_death(f"the process that searches for it cannot be started: {error}")
             return
-        self._answered_at_s = self._clock()
+        self._answered_at_s = time.monotonic()
         for batch in self._waiting:
             self._process.send(batch.document())
 
@@ -211,10 +208,10 @@ class PatternMatcher:
         for answer in answers:
             self._take(answer)
         if answers:
-            self._deaths, self._answered_at_s = 0, self._clock()
+            self._deaths, self._answered_at_s = 0, time.monotonic()
         if self._process is not process:  # a pattern was switched off
             return
-        is_stuck = self._waiting and self._clock() - self._answered_at_s >= _STUCK_S
+        is_stuck = self._waiting and time.monotonic() - self._answered_at_s >= _STUCK_S
         if has_ended or is_stuck:
             self._process = None
             self._bury(process)
@@ -248,7 +245,7 @@ class PatternMatcher:
 
     def _note_death(self, why: str) -> None:
         self._deaths += 1
-        self._start_at_s = self._clock() + _RETRY_S
+        self._start_at_s = time.monotonic() + _RETRY_S
         if self._deaths >= _MOST_DEATHS:
             for pattern in range(len(self._patterns)):
                 self._switch_off(pattern, why)
@@ -272,7 +269,7 @@ class PatternMatcher:
         lines = 0
         if "found" in answer:
             lines = self._pass_on(answer["found"])
-        now_s = self._clock()
+        now_s = time.monotonic()
         for pattern, cpu_s in enumerate(answer["cpu_s"]):
             if not self._allowances[pattern].spend(cpu_s, lines, now_s):
                 self._switch_off(pattern, "it is too slow for the output of this script")

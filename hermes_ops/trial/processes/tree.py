@@ -241,11 +241,11 @@ class Child(Protocol):
         """Send SIGKILL to the process; all that it has started ends with it."""
 
 
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Let the kernel send this process `number` when its parent dies; it may have died already."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies; that may have died already."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:

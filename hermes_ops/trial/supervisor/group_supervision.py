@@ -28,7 +28,7 @@ class GroupSupervision:
         folder: Path,
         watchdog: GroupWatchdog,
         start_timeout_s: float,
-        lost_nodes: Callable[[], Sequence[str]] = tuple,
+        lost_nodes: Callable[[], Sequence[str]],
     ) -> None:
         self._lost_nodes = lost_nodes
         self.workers = workers
@@ -81,7 +81,7 @@ class GroupSupervision:
         self._signal_at_s = now_s + grace_s * _SHARE_TO_AGREE
         return True
 
-    def signal_late(self, now_s: float, is_at_once: bool = False) -> bool:
+    def signal_late(self, now_s: float, is_at_once: bool) -> bool:
         """Send SIGTERM to the ranks that have not come to the step after which they leave.
 
         `is_at_once`: they are given no more time for it. On several nodes the signal reaches all

@@ -23,8 +23,8 @@ class TrainingProgress:
         *,
         finish_s: float,
         step: int,
-        secondary: Collection[str] = (),
-        resumed_at: int = 0,
+        secondary: Collection[str],
+        resumed_at: int,
     ) -> None:
         self._objective = objective
         self._max_epochs = max_epochs

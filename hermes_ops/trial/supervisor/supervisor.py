@@ -160,7 +160,7 @@ class ScriptSupervisor:
         self,
         workers: WorkerProcesses,
         folder: Path,
-        lost_nodes: Callable[[], Sequence[str]] = tuple,
+        lost_nodes: Callable[[], Sequence[str]],
     ) -> None:
         """Let the child be that of several workers, which share that folder; before `run`."""
         self.status.workers = workers.size

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hermes_ops.airflow.disk_usage import Counter, SweepUsage, sweep_usages
 from hermes_ops.cli.storage_commands import disk_document
-from hermes_ops.trial.disk_space import as_text
+from hermes_ops.trial.disk_space import format_bytes
 
 SIZE = 64 * 1024
 
@@ -97,7 +97,7 @@ def test_a_state_folder_that_is_not_there_takes_nothing_of_what_is_free_there(
 
 def test_sizes_are_in_the_unit_that_a_person_reads() -> None:
     sizes = (0, 999, 1_234, 250_000, 12_340_000_000, 5e15)
-    assert [as_text(s) for s in sizes] == [
+    assert [format_bytes(s) for s in sizes] == [
         "0 B",
         "999 B",
         "1.2 KiB",

@@ -10,8 +10,8 @@ from hermes_ops.cli.outcome import (
     end_reason_lines,
     missed_bound_lines,
     outcome_table,
-    settings_line,
 )
+from hermes_ops.report.table import settings_line
 from tests.unit.cli.views import facts, job, view
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hermes_ops.trial.output.log_limit import LimitedLog
 
 FULL = (
-    b"hermes-trial: the output of this segment is longer than 40 bytes: the rest is read for "
-    b"values, and its last 20 bytes will be shown at the end\n"
+    b"hermes-trial: the output of this segment is longer than 40 B: the rest is read for "
+    b"values, and its last 20 B will be shown at the end\n"
 )
 
 
@@ -20,18 +20,14 @@ def shown(pieces: list[bytes]) -> bytes:
 
 def test_a_long_output_keeps_its_first_and_its_last_lines_and_says_how_much_is_missing() -> None:
     lines = [b"line %02d\n" % number for number in range(100)]
-    left_out = b"hermes-trial: 744 bytes of output are left out here\n"
+    left_out = b"hermes-trial: 744 B of output are left out here\n"
     expected = b"".join(lines[:5]) + FULL + left_out + b"".join(lines[98:])
     assert shown(lines) == shown([b"".join(lines)]) == expected
 
 
 def test_a_line_that_is_longer_than_the_limit_is_cut_and_ends() -> None:
     assert shown([b"x" * 1000]) == (
-        b"x" * 40
-        + b"\n"
-        + FULL
-        + b"hermes-trial: 940 bytes of output are left out here\n"
-        + b"x" * 20
+        b"x" * 40 + b"\n" + FULL + b"hermes-trial: 940 B of output are left out here\n" + b"x" * 20
     )
 
 

@@ -146,7 +146,7 @@ def test_a_long_output_is_heard_as_a_whole_and_our_own_lines_are_passed_on_beyon
     assert lines[:5] == [f"line {number:02d}" for number in range(5)]
     assert lines[6:] == [
         "a line of ours",
-        "hermes-trial: 744 bytes of output are left out here",
+        "hermes-trial: 744 B of output are left out here",
         "line 98",
         "line 99",
     ]
