@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 
-from hermes_ops.cli.simulation_options import WITHIN, SimulationOptions, contenders, gpus_of
+from hermes_ops.cli.simulation_options import QUOTA_SUFFIX, SimulationOptions, contenders, gpus_of
 from hermes_ops.policies import POLICIES
 from hermes_ops.simulator.comparison import Comparison, PolicyResult, compare, workers
 from hermes_ops.simulator.metrics import Metrics
@@ -137,7 +137,7 @@ class ComparisonCase:
 
 def _bare(policy: str) -> str:
     """Return the name in POLICIES of a policy that may decide within a quota."""
-    return policy.removesuffix(WITHIN)
+    return policy.removesuffix(QUOTA_SUFFIX)
 
 
 @cache

@@ -189,7 +189,8 @@ class Explanation:
         return (
             f"{self.trial} is {job['phase']}{on_gpus(job['gpus'])}, at step {job['step']}, "
             f"{value}, {job['preemptions']} preemptions "
-            f"(policy {self.policy}, {self.age_s:.1f} s ago){_bound(job.get('nodes') or ())}"
+            f"(policy {self.policy}, {self.age_s:.1f} s ago)"
+            f"{_node_restriction(job.get('nodes') or ())}"
         )
 
 
@@ -399,7 +400,7 @@ def parse_trial_name(trial: str) -> tuple[str, int]:
     return sweep, int(number)
 
 
-def _bound(nodes: Sequence[str]) -> str:
+def _node_restriction(nodes: Sequence[str]) -> str:
     if not nodes:
         return ""
     return f"; it may run on {' or '.join(nodes)} only, where its checkpoints are or will be"

@@ -10,6 +10,16 @@ from hermes_ops.airflow.identity import sweep_id
 OCCUPYING = ("running", "queued", "deferred")
 """States in which a task holds slots; `deferred` in pools that say so, as ours do."""
 
+ENDED_TASK_STATES = ("success", "failed", "skipped", "removed", "upstream_failed")
+"""States of a task that has ended."""
+
+
+def state_in_group(report: str | None) -> str:
+    """Return Airflow's state of a sweep in a task group, by that of its report task."""
+    if report not in ENDED_TASK_STATES:
+        return "running"
+    return report if report in ("success", "skipped") else "failed"
+
 
 @dataclass(frozen=True, slots=True)
 class RunRow:

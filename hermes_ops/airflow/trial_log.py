@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
-ENDED_TASK = ("success", "failed", "skipped", "upstream_failed", "removed")
-"""States of a task that has ended."""
-
 _OWN_LOGGERS = ("airflow.task.operators.", "hermes_ops.")
 _PREPARED = "task.stdout"  # before the task has taken over the process that was started for it
 

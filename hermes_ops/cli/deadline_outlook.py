@@ -77,7 +77,7 @@ def _judge(
     most_s = inf if limit_s is None else ceil(config.trial_count / parallel) * limit_s
     if most_s <= left_s:
         text = f"by trial.time_limit_seconds all trials take at most {duration(most_s)}"
-        return LIKELY, f"{text}{_where(parallel)}."
+        return LIKELY, f"{text}{_concurrency_text(parallel)}."
     if estimate is None:
         return UNKNOWN, "no earlier sweep has trained this script, so the time of an epoch is open."
     return _by_earlier(config, estimate, parallel, left_s)
@@ -87,12 +87,12 @@ def _by_earlier(
     config: SweepConfig, estimate: Estimate, parallel: int, left_s: float
 ) -> tuple[str, str]:
     low_s, middle_s, high_s = (
-        _whole_s(config, rate, parallel) for rate in estimate.gpu_s_per_epoch_quartiles
+        _sweep_s(config, rate, parallel) for rate in estimate.gpu_s_per_epoch_quartiles
     )
     kept = LIKELY if high_s <= left_s else UNLIKELY if low_s > left_s else OPEN
     text = (
         f"all trials take about {duration(middle_s)} ({duration(low_s)} to {duration(high_s)})"
-        f"{_where(parallel)}"
+        f"{_concurrency_text(parallel)}"
     )
     if kept is LIKELY:
         return kept, f"{text}."
@@ -101,7 +101,7 @@ def _by_earlier(
     return kept, f"{text}; {whole} of {config.trial_count} come to their last epoch by then."
 
 
-def _where(parallel: int) -> str:
+def _concurrency_text(parallel: int) -> str:
     return f", {parallel} at a time, if no other sweep has GPUs of the pool"
 
 
@@ -114,7 +114,7 @@ def _parallel(config: SweepConfig, slots: int | None) -> int | None:
     return min(fits, config.trial_count, *([] if most is None else [most]))
 
 
-def _whole_s(config: SweepConfig, gpu_s_per_epoch: float, parallel: int) -> float:
+def _sweep_s(config: SweepConfig, gpu_s_per_epoch: float, parallel: int) -> float:
     """Return the seconds until all trials have trained their last epoch, a number at a time."""
     gpus, most_gpu_s = config.trial.gpu_range.least, config.budget.gpu_seconds
     trial_s = gpu_s_per_epoch * config.budget.max_epochs / gpus

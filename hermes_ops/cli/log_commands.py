@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES
 from hermes_ops.airflow.trial_log import (
-    ENDED_TASK,
     LogExcerpt,
     LoggedSegment,
     has_log,
@@ -115,7 +115,7 @@ class TrialLog:
             elif attempt != attempts[-1]:
                 typer.echo(self.without_log(messages, attempt), err=True)
         if not is_found:
-            begun = state in (*WRITING, *ENDED_TASK)
+            begun = state in (*WRITING, *ENDED_TASK_STATES)
             raise HermesError(self.without_log(messages) if begun else self.without_begin(state))
 
     def state(self) -> str:
@@ -165,7 +165,7 @@ class TrialLog:
 
     def without_begin(self, state: str) -> str:
         """Return the message on a trial that has not begun."""
-        if state in ENDED_TASK:
+        if state in ENDED_TASK_STATES:
             return f"the trial {self.trial} had not begun when its sweep ended: it wrote nothing."
         return (
             f"the trial {self.trial} has not begun, so it has written nothing yet: "
@@ -255,11 +255,11 @@ class LogTail:
         self.has_begun = self.has_begun or has_log(messages)
         if not self.has_begun:
             self._refuse_or_wait(state, messages)
-        return list(parse_messages(messages, self._recent)), state in ENDED_TASK
+        return list(parse_messages(messages, self._recent)), state in ENDED_TASK_STATES
 
     def _refuse_or_wait(self, state: str, messages: Sequence[Message]) -> None:
         """Raise HermesError if the trial has ended; else tell once that it is awaited."""
-        if state in ENDED_TASK:
+        if state in ENDED_TASK_STATES:
             has_run = self._cursor is not None
             missing = self.log.without_log(messages) if has_run else self.log.without_begin(state)
             raise HermesError(missing)

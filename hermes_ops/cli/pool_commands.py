@@ -74,7 +74,7 @@ def sync(
     read = node_reader(selector, resource, namespace=namespace)
     held = dict if namespace is None else held_reader(namespace, resource)
     among = f" with the labels {selector}" if selector else ""
-    setter = _Setter(
+    setter = _SlotSetter(
         credentials,
         name,
         f": no node{among} that takes pods has {resource}. If there are GPUs, correct --resource "
@@ -145,7 +145,7 @@ def follow_once(
     return nodes
 
 
-class _Setter:
+class _SlotSetter:
     """Sets the slots of one pool at each count, so that a change by hand does not last."""
 
     def __init__(self, credentials: AirflowCredentials, pool: str, why_none: str = "") -> None:

@@ -33,7 +33,7 @@ LEAST = {
     "gap_seconds": 0.001, "job_seconds": 0.001, "switch_seconds": 0,
 }  # fmt: skip
 SOURCE = "the command line"
-WITHIN = "+quota"
+QUOTA_SUFFIX = "+quota"
 """The end of the name of a policy that decides within the quotas of `--teams`."""
 
 Out = Annotated[Path | None, Option(help="Folder for tables and pictures.", metavar="FOLDER")]
@@ -281,11 +281,11 @@ def contenders(
     names = tuple(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if not names:
         raise option_error("--policies", repr(policies), "names, parted by commas", "name one")
-    if quota is None and any(name.endswith(WITHIN) for name in names):
-        named = next(name for name in names if name.endswith(WITHIN))
+    if quota is None and any(name.endswith(QUOTA_SUFFIX) for name in names):
+        named = next(name for name in names if name.endswith(QUOTA_SUFFIX))
         raise option_error("--policies", named, "+quota with --teams", "add --teams FILE")
     parameters: dict[str, dict[str, object]] = {
-        name: dict(published.get(name.removesuffix(WITHIN), {})) for name in names
+        name: dict(published.get(name.removesuffix(QUOTA_SUFFIX), {})) for name in names
     }
     for key, value in parse_options(pairs).items():
         policy, _, name = key.partition(".")
@@ -296,11 +296,11 @@ def contenders(
     capacities = () if quota is None else quota.capacities
     return tuple(
         Contender(
-            name.removesuffix(WITHIN),
+            name.removesuffix(QUOTA_SUFFIX),
             tuple(parameters[name].items()),
             guards,
             name,
-            quota if name.endswith(WITHIN) else None,
+            quota if name.endswith(QUOTA_SUFFIX) else None,
             capacities,
         )
         for name in names

@@ -77,7 +77,7 @@ def restore(
     target = restores.RestoreTarget(
         home=place,
         options={"airflow_db": airflow_db, "mlflow_db": mlflow_db},
-        moves=tuple(_pair(text) for text in move or ()),
+        moves=tuple(_parse_move(text) for text in move or ()),
         replace=replace,
     )
     done = restores.restore(absolute(folder), target, typer.echo)
@@ -88,7 +88,7 @@ def restore(
     typer.echo(f"Start it with `hermes up --home {place}`, and never where the old one still runs.")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_move(text: str) -> tuple[str, str]:
     from hermes_ops.errors import ConfigError, Problem
 
     old, _, new = text.partition("=")

@@ -386,7 +386,7 @@ def extend(
     connection, place, ended = _find_ended(sweep, home)
     total = ended.extend(trials, more)
     record_action(connection, place, current_person(connection.airflow), f"extend by {trials}")
-    _tell(place, f": {counted(trials, 'more trial')}, {total} in all.")
+    _print_continuation(place, f": {counted(trials, 'more trial')}, {total} in all.")
 
 
 def resume(
@@ -408,7 +408,7 @@ def resume(
     connection, place, ended = _find_ended(sweep, home)
     numbers = ended.resume(more, failed=failed)
     record_action(connection, place, current_person(connection.airflow), "resume")
-    _tell(place, f" with {counted(len(numbers), 'trial')}: {_join_numbers(numbers)}.")
+    _print_continuation(place, f" with {counted(len(numbers), 'trial')}: {_join_numbers(numbers)}.")
 
 
 def _find_ended(sweep: str, home: Path | None) -> tuple[Connection, SweepLocation, EndedSweep]:
@@ -420,7 +420,7 @@ def _find_ended(sweep: str, home: Path | None) -> tuple[Connection, SweepLocatio
     return connection, place, EndedSweep.find(connection.airflow, connection.tracker, place.plan)
 
 
-def _tell(place: SweepLocation, how: str) -> None:
+def _print_continuation(place: SweepLocation, how: str) -> None:
     typer.echo(f"Sweep {place.sweep} goes on{how}")
     if place.group:
         typer.echo(

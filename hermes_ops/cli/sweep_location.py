@@ -17,6 +17,7 @@ from hermes_ops.airflow.identity import (
     possible_places,
     sweep_id,
 )
+from hermes_ops.airflow.metadata_rows import state_in_group
 from hermes_ops.errors import HermesError, NotPermitted
 
 if TYPE_CHECKING:
@@ -27,27 +28,18 @@ if TYPE_CHECKING:
 ENDED_AIRFLOW_STATES = ("success", "failed", "skipped")
 """States of a sweep that has ended."""
 
-OF_REPORT = {
-    "success": "success",
-    "skipped": "skipped",
-    "failed": "failed",
-    "upstream_failed": "failed",
-    "removed": "failed",
-}
-"""The state of a sweep in a group by that of its report task; any other: it runs."""
-
 MOST_BEGINNINGS = 100
 """Newest sweeps among which the beginning of an id is looked for."""
 
 MOST_SHOWN = 5
 
-_OF_AN_ID = re.compile(r"[\w.~:+-]+")
+_ID_PATTERN = re.compile(r"[\w.~:+-]+")
 
 PLANNER, REPORTER = "PlanOperator", "ReportOperator"
 """The operators of a sweep's first and last task, as Airflow names them."""
 
 
-class SeveralSweepsError(HermesError):
+class AmbiguousIdError(HermesError):
     """The beginning of an id is that of several sweeps."""
 
 
@@ -129,12 +121,12 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
                 return place
         except NotPermitted as error:
             refusal = error
-    rows = newest(airflow, MOST_BEGINNINGS) if _OF_AN_ID.fullmatch(sweep) else ()
+    rows = newest(airflow, MOST_BEGINNINGS) if _ID_PATTERN.fullmatch(sweep) else ()
     begun = matching_ids(sweep, (row.sweep for row in rows))
     if len(begun) == 1 and begun[0] != sweep:
         return locate(airflow, begun[0])
     if len(begun) > 1:
-        raise _several_error(sweep, begun)
+        raise _ambiguous_error(sweep, begun)
     if refusal is not None:
         raise refusal
     if inside := _sweeps_of_run(airflow, sweep):
@@ -144,9 +136,9 @@ def locate(airflow: AirflowClient, sweep: str) -> SweepLocation:
     raise NoSweepError(f"there is no sweep {sweep!r}: `hermes sweep list` shows them.")
 
 
-def _several_error(sweep: str, begun: Sequence[str]) -> SeveralSweepsError:
+def _ambiguous_error(sweep: str, begun: Sequence[str]) -> AmbiguousIdError:
     shown = ", ".join(begun[:MOST_SHOWN]) + (", …" if len(begun) > MOST_SHOWN else "")
-    return SeveralSweepsError(
+    return AmbiguousIdError(
         f"{sweep!r} is the beginning of {len(begun)} sweeps: {shown}: write more of the id."
     )
 
@@ -154,13 +146,13 @@ def _several_error(sweep: str, begun: Sequence[str]) -> SeveralSweepsError:
 def recorded_id(tracker: Tracker, sweep: str) -> str:
     """Return the id in MLflow that begins with this text; the text itself if there is none.
 
-    Raise SeveralSweepsError for the beginning of several ids.
+    Raise AmbiguousIdError for the beginning of several ids.
     """
-    if not _OF_AN_ID.fullmatch(sweep) or tracker.find_sweep(sweep) is not None:
+    if not _ID_PATTERN.fullmatch(sweep) or tracker.find_sweep(sweep) is not None:
         return sweep
     begun = matching_ids(sweep, tracker.newest_sweeps(MOST_BEGINNINGS))
     if len(begun) > 1:
-        raise _several_error(sweep, begun)
+        raise _ambiguous_error(sweep, begun)
     return begun[0] if begun else sweep
 
 
@@ -169,12 +161,12 @@ def locate_or_explain(connection: Connection, sweep: str) -> SweepLocation:
     try:
         return locate(connection.airflow, sweep)
     except NoSweepError:
-        if (lost := _lost(connection.tracker, sweep)) is not None:
+        if (lost := _lost_message(connection.tracker, sweep)) is not None:
             raise HermesError(lost) from None
         raise
 
 
-def _lost(tracker: Tracker, sweep: str) -> str | None:
+def _lost_message(tracker: Tracker, sweep: str) -> str | None:
     """Return the message on a sweep that MLflow has and Airflow has not; None for another."""
     try:
         ref = tracker.find_sweep(sweep)
@@ -195,7 +187,7 @@ def full_id(airflow: AirflowClient, sweep: str) -> str:
     """Return the id that begins with this text; the text itself if there is none."""
     try:
         return locate(airflow, sweep).sweep
-    except (SeveralSweepsError, NotPermitted):
+    except (AmbiguousIdError, NotPermitted):
         raise
     except HermesError:  # the caller reports what is not known; Airflow may be away
         return sweep
@@ -216,7 +208,7 @@ def airflow_state(airflow: AirflowClient, place: SweepLocation) -> str | None:
         run = airflow.dag_run(place.dag_id, place.run_id)
         return None if run is None else str(run["state"])
     report = airflow.task_instance(place.report)
-    return None if report is None else _state_in_group(report)
+    return None if report is None else state_in_group(report.get("state"))
 
 
 def newest(airflow: AirflowClient, limit: int = 50) -> list[ListedSweep]:
@@ -235,7 +227,11 @@ def _to_row(
 ) -> ListedSweep:
     dag_id, run_id = _run_of(plan)
     is_whole_run = not _group(plan) and run is not None
-    state = str(run["state"]) if is_whole_run and run is not None else _state_in_group(report or {})
+    state = (
+        str(run["state"])
+        if is_whole_run and run is not None
+        else state_in_group((report or {}).get("state"))
+    )
     began, over = (run, run) if is_whole_run else (plan, report)
     return ListedSweep(
         sweep_id(dag_id, run_id, plan["task_id"]),
@@ -273,7 +269,3 @@ def _run_of(task: Mapping[str, Any]) -> tuple[str, str]:
 
 def _group(task: Mapping[str, Any]) -> str:
     return group_of(str(task["task_id"]))
-
-
-def _state_in_group(report: Mapping[str, Any]) -> str:
-    return OF_REPORT.get(str(report.get("state")), "running")

@@ -44,14 +44,14 @@ STAGING = ".checkpoints.backup"
 AUTH_DATABASE = "mlflow-auth"
 
 # Rewritten by a start, or of processes of this home that a restored one does not have.
-_OF_THIS_RUN = re.compile(
+_RUN_FILES = re.compile(
     r"(logs|run|processes|gpus|stack\.json|drain|standby\.sock|\.lock|nudge|metrics"
     r"|(airflow/[^/]+\.)?controller-.*\.lock|airflow/airflow\.cfg|airflow/migrated\.json"
     r"|mlflow/upgraded\.json|airflow/logs/dag_processor)"
 )
 # Leases and stop flags stand in Airflow's database; the epochs seen and the locks fence off
 # processes that a restored home does not have.
-_OF_THIS_SEGMENT = re.compile(
+_SEGMENT_FILES = re.compile(
     r"sweeps/[^/]+/trials/([^/]+\.(lease|stop)\.(json|new)|[^/]+/(lock|epoch|nudge|\.reserve|\.checkpoints\.backup))"
 )
 _TRIAL = re.compile(r"sweeps/[^/]+/trials/[^/]+")
@@ -140,7 +140,7 @@ class _HomeCopy:
             name,
             lambda found: (
                 found in {result, checkpoints}
-                or bool(_OF_THIS_SEGMENT.fullmatch(found) or _SENT.fullmatch(found))
+                or bool(_SEGMENT_FILES.fullmatch(found) or _SENT.fullmatch(found))
             ),
         )
 
@@ -153,7 +153,7 @@ class _HomeCopy:
             leave_out=lambda name: (
                 name in database_names
                 or self._is_trial(name)
-                or any(p.fullmatch(name) for p in (_OF_THIS_RUN, _OF_THIS_SEGMENT, _SENT))
+                or any(p.fullmatch(name) for p in (_RUN_FILES, _SEGMENT_FILES, _SENT))
             )
         )
 

@@ -125,7 +125,7 @@ def up(settings: Settings, say: Say) -> record.StackRecord:
         _refuse_if_running(layout, supervisor)
         slots = _check(settings, say)
         _end_leftovers(layout, supervisor, settings.drain_timeout_s, say)
-        _say_what_is_missed(settings, say)
+        _print_missed_variables(settings, say)
         try:
             chosen = _choose(settings, slots)
             _start(settings, chosen, supervisor, say)
@@ -242,7 +242,7 @@ def _choose(settings: Settings, slots: int) -> record.StackRecord:
     )
 
 
-def _say_what_is_missed(settings: Settings, say: Say) -> None:
+def _print_missed_variables(settings: Settings, say: Say) -> None:
     """Name the variables of this shell that scripts often need and that trials do not inherit."""
     missed = InheritanceRule(settings.trial_environment).missed(os.environ)
     if not missed:

@@ -33,7 +33,7 @@ AIRFLOW_PROGRAMS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 BACKGROUND_NICE = 5
 
-_OF_THE_STACK = ("AIRFLOW_", "MLFLOW_", "HERMES_", "SUPERVISOR_")
+_STACK_PREFIXES = ("AIRFLOW_", "MLFLOW_", "HERMES_", "SUPERVISOR_")
 
 # Relative to the supervisor's folder, in which programs run: MLflow takes a path both as it stands
 # and with %xx decoded.
@@ -192,7 +192,7 @@ def inherited_variables(named: Sequence[str]) -> dict[str, str]:
         k: v
         for k, v in os.environ.items()
         if k == "HERMES_NODES"
-        or (rule.reaches_services(k) and (rule.covers(k) or not k.startswith(_OF_THE_STACK)))
+        or (rule.reaches_services(k) and (rule.covers(k) or not k.startswith(_STACK_PREFIXES)))
     }
     kept.pop("PYTHONDONTWRITEBYTECODE", None)  # it makes every process compile every package
     return kept

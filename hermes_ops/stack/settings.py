@@ -56,7 +56,7 @@ class Settings(BaseModel):
 
     @field_validator("airflow_db", "mlflow_db")
     @classmethod
-    def _known_database(cls, url: str | None) -> str | None:
+    def _check_database_url(cls, url: str | None) -> str | None:
         if url is None or url.startswith(
             ("sqlite:////", "postgresql://", "postgresql+psycopg2://")
         ):
@@ -65,13 +65,13 @@ class Settings(BaseModel):
 
     @field_validator("dags")
     @classmethod
-    def _whole_paths(cls, folders: tuple[Path, ...]) -> tuple[Path, ...]:
+    def _make_absolute(cls, folders: tuple[Path, ...]) -> tuple[Path, ...]:
         # The services that read them run in another working directory.
         return tuple(absolute(folder) for folder in folders)
 
     @field_validator("trial_environment")
     @classmethod
-    def _passable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_variable_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if not re.fullmatch(PATTERN, name):
                 raise ValueError(f"{name!r}: names of variables, or their beginning and a *")
@@ -81,7 +81,7 @@ class Settings(BaseModel):
 
     @field_validator("people")
     @classmethod
-    def _not_ours(cls, people: dict[str, Role]) -> dict[str, Role]:
+    def _check_user_names(cls, people: dict[str, Role]) -> dict[str, Role]:
         for name in OWN_USERS:
             if name in people:
                 raise ValueError(f"{name!r} is a user of every stack: give people other names")

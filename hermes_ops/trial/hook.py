@@ -56,7 +56,7 @@ def install() -> None:
     targets.update(dict.fromkeys(_KERAS_3_ELSEWHERE, _patch_keras_3_elsewhere))
     for name in list(targets):
         if name in sys.modules:  # a standby interpreter has imported it already
-            _act(targets.pop(name), sys.modules[name])
+            _run_suppressed(targets.pop(name), sys.modules[name])
     sys.meta_path.insert(0, _AfterImport(targets))
 
 
@@ -79,7 +79,7 @@ def _report_import(name: str) -> None:
         send({"kind": "import", "name": name, "ahead": not (changed or is_scripts_own)})
 
 
-def _act(action: Callable[[ModuleType], None], module: ModuleType) -> None:
+def _run_suppressed(action: Callable[[ModuleType], None], module: ModuleType) -> None:
     """Do what is to be done with an imported module; a failure must not break the script."""
     try:
         action(module)
@@ -190,7 +190,7 @@ class _PatchingLoader:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         if os.environ.get("HERMES_TRIAL_DIR"):
-            _act(self._action, module)
+            _run_suppressed(self._action, module)
 
 
 class _AliasingLoader(_PatchingLoader):

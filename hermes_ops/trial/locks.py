@@ -15,11 +15,11 @@ from hermes_ops.trial.files import Folder, replace_file
 from hermes_ops.trial.processes.record import end_processes
 from hermes_ops.trial.processes.tree import Process, boot_and_namespace, is_alive, process_of
 
-ANEW_VARIABLE = "HERMES_BEGAN_ANEW"
+RESTART_EPOCH_VARIABLE = "HERMES_BEGAN_ANEW"
 """The lease epoch with which the trial began from scratch; nothing older of it is used."""
 
 _END_S = 10.0
-_NOTE_BYTES = 65_536
+_HOLDER_BYTES = 65_536
 
 
 class BusyError(Exception):
@@ -63,7 +63,7 @@ def lock_file(
         raise BusyError(f"{what} cannot be locked: {path} is a link, remove it") from None
     if _lock(handle, wait_s) or (holder is not None and _lock_after_orphan(handle, hang_s)):
         if holder is not None:
-            _note(handle, holder)
+            _record_holder(handle, holder)
         return handle
     os.close(handle)
     raise BusyError(f"{what} is still held by another process ({path})")
@@ -84,29 +84,29 @@ def _lock(handle: int, wait_s: float) -> bool:
 
 def _lock_after_orphan(handle: int, hang_s: float) -> bool:
     """Lock what an orphan holds, killing it if it does not end by itself; False for any other."""
-    holder = _noted(handle)
+    holder = _recorded_holder(handle)
     if holder is None or not holder.is_orphan:
         return False
     if _lock(handle, hang_s):
         return True
-    if _noted(handle) != holder:  # another one has been quicker
+    if _recorded_holder(handle) != holder:  # another one has been quicker
         return False
     alive = holder.process if is_alive(holder.process) else None
     end_processes(Path(holder.folder), alive, _END_S)
     return _lock(handle, _END_S)
 
 
-def _note(handle: int, holder: LockHolder) -> None:
+def _record_holder(handle: int, holder: LockHolder) -> None:
     data = json.dumps({"boot": boot_and_namespace(), "holder": holder}).encode()
     os.ftruncate(handle, 0)  # first: whoever held it before must not be taken for its holder
     with contextlib.suppress(OSError):  # a full disk
         os.pwrite(handle, data, 0)
 
 
-def _noted(handle: int) -> LockHolder | None:
+def _recorded_holder(handle: int) -> LockHolder | None:
     """Return who has noted itself; None of another boot of the machine, or without any."""
     try:
-        document = json.loads(os.pread(handle, _NOTE_BYTES, 0))
+        document = json.loads(os.pread(handle, _HOLDER_BYTES, 0))
         ids, parent, folder = document["holder"]
         holder = Process(int(ids[0]), int(ids[1]))
         other = Process(int(parent[0]), int(parent[1])) if parent else None

@@ -18,7 +18,7 @@ from hermes_ops.trial.event_channel import RUN_VARIABLE, URI_VARIABLE
 from hermes_ops.trial.failure import Cause, is_final, may_start_later
 from hermes_ops.trial.files import Folder, read_json, trial_seeds
 from hermes_ops.trial.locks import (
-    ANEW_VARIABLE,
+    RESTART_EPOCH_VARIABLE,
     BusyError,
     LockHolder,
     fence,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from hermes_ops.trial.ports import ReservedPort
 
 _GPU_WAIT_S = 10.0
-_OF_THE_TASK = ("lock", "nudge", "sent.json")
+_KEPT_FILES = ("lock", "nudge", "sent.json")
 """Files of a trial's folder that its task or its lock needs while the trial begins from scratch."""
 _STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
 
@@ -119,10 +119,10 @@ def _restart_from_scratch(folder: Folder) -> None:
     A folder that comes from a backup has no epoch, but its segments.
     """
     seen = max(newest_epoch(folder), segment_records.newest_segment_epoch(folder))
-    if seen >= int(os.environ.get(ANEW_VARIABLE) or -1):
+    if seen >= int(os.environ.get(RESTART_EPOCH_VARIABLE) or -1):
         return
     mounted = folder.checkpoints  # it may be a volume
-    is_empty = node_checkpoints.delete_content(folder.root, (*_OF_THE_TASK, mounted.name))
+    is_empty = node_checkpoints.delete_content(folder.root, (*_KEPT_FILES, mounted.name))
     if not (node_checkpoints.delete_content(mounted) and is_empty):
         raise BusyError(f"{folder.root} cannot be emptied: the trial is to begin from scratch")
 
@@ -237,7 +237,7 @@ def _download(
     """Download the newest checkpoints from the store, unless the folder has them."""
     from hermes_ops.trial.checkpoint_store.download import ensure_checkpoints
 
-    since = int(os.environ.get(ANEW_VARIABLE) or 0)
+    since = int(os.environ.get(RESTART_EPOCH_VARIABLE) or 0)
     answer = ensure_checkpoints(
         url, folder, options.epoch, since=since, token=token, stopped=lambda: stops.count > 0
     )

@@ -195,7 +195,7 @@ class AirflowCluster:
         back, or if the last round was short and a curve has changed or a trial waits for slots that
         a task is about to leave.
         """
-        self._do_what_nobody_waits_for()
+        self._run_upkeep()
         now = self.clock()
         due_s = now + PERIOD_S if until_s is None else min(now + PERIOD_S, until_s)
         rested_s = self._observed_s + (now - self._observed_s) / CURVE_SHARE
@@ -208,16 +208,18 @@ class AirflowCluster:
                 break
         self._wake.clear()
 
-    def _do_what_nobody_waits_for(self) -> None:
+    def _run_upkeep(self) -> None:
         pool, call = Subject(THE_POOL), self.faults.isolate
         if self.machines.machines.of_slot:
             trials = [t for sweep in self.sweeps.values() for t in sweep.trials]
             follow, client = self.machines.follow, self.applier.client
-            self._later(SET_SLOTS, THE_POOL, follow, self.pool, client, trials, self.clock())
+            self._run_in_background(
+                SET_SLOTS, THE_POOL, follow, self.pool, client, trials, self.clock()
+            )
         call(pool, "write params", self.applier.complete)
         for sweep in self.sweeps.values():
             run_id = sweep.spec.record.parent_run_id
-            self._later(UPLOAD, sweep.id, self.decisions.upload, sweep.id, run_id)
+            self._run_in_background(UPLOAD, sweep.id, self.decisions.upload, sweep.id, run_id)
         call(pool, "clean up", self._janitor.run_if_due, self.sweeps.values(), self.clock())
         unread = {*self._running.specs, *self._running.unreadable} - self.sweeps.keys()
         look = self._pod_janitor.run_if_due
@@ -226,7 +228,7 @@ class AirflowCluster:
         values, sweeps = self._plan_value_retention, self.sweeps.values()
         call(pool, "keep the values of its plans", values.run_if_due, sweeps, self.clock())
 
-    def _later(
+    def _run_in_background(
         self, step: str, sweep_id: str, call: Callable[P, None], *args: P.args, **named: P.kwargs
     ) -> None:
         """Make a call for a sweep while the rounds go on, unless the last one is under way."""
@@ -271,7 +273,7 @@ class AirflowCluster:
         self.faults.keep({*self._running.specs, *self._running.unreadable})
         for sweep_id, spec in ended.items():
             self.applier.forget(sweep_id)
-            self._later("settle its end", sweep_id, self._leave, sweep_id, spec)
+            self._run_in_background("settle its end", sweep_id, self._settle_ended, sweep_id, spec)
         specs = self._running.specs
         pool = Subject(THE_POOL)
         self.faults.isolate(pool, "follow the curves", self.curves.follow, specs)
@@ -311,7 +313,7 @@ class AirflowCluster:
                 Subject(run.sweep_id), "end it", end_unreadable, run, end, trials, writer, tracker
             )
 
-    def _leave(self, sweep_id: str, ended: SweepSpec) -> None:
+    def _settle_ended(self, sweep_id: str, ended: SweepSpec) -> None:
         """Settle a sweep that has stopped running."""
         self.decisions.upload(sweep_id, ended.record.parent_run_id, force=True)
         end_deleted(ended, self.applier.client, self.applier.tracker)

@@ -269,7 +269,7 @@ class Controller:
         if self.quota.refresh():
             self.cluster.adopt_quota(self.quota)
         enclosed, memory = self.quota.enclose(guarded, self._memory, guards)
-        policy = _OfSweeps(enclosed, self.cluster, guards.open_per_gpu, self.monitor)
+        policy = _WithinSweepRules(enclosed, self.cluster, guards.open_per_gpu, self.monitor)
         snapshot, plan, memory = tick(policy, self.cluster, memory)
         self._memory = self.quota.release(memory)
         self._show(snapshot)
@@ -283,7 +283,7 @@ class Controller:
         self.monitor.observed_teams(snapshot, self.quota.quota)
         trials = {sweep_id: sweep.trials for sweep_id, sweep in sweeps.items()}
         self.monitor.observed_trials(trials, snapshot.time_s)
-        self.monitor.fails(len(self.cluster.faults.faults))
+        self.monitor.observed_problems(len(self.cluster.faults.faults))
 
     def _current_policy(self) -> Policy[Any]:
         """Return the policy of the settings; while those are malformed, the policy in force."""
@@ -298,7 +298,7 @@ class Controller:
                 log.error("The pool's policy stays as it is: %s", error)
             self._complaint = str(error)
         assert self._policy is not None
-        return self._informed(self._policy)
+        return self._with_newest_prior(self._policy)
 
     def _adopt(self, settings: PolicySettings) -> None:
         """Adopt these settings: start with an empty memory and without a prior."""
@@ -311,7 +311,7 @@ class Controller:
         by = f", chosen by {settings.by}" if settings.by else ""
         log.info("The pool's policy is %s %s%s", settings.name, settings.options or "", by)
 
-    def _informed(self, policy: Policy[Any]) -> Policy[Any]:
+    def _with_newest_prior(self, policy: Policy[Any]) -> Policy[Any]:
         """Return the policy with the newest prior; the one in force if that cannot be built."""
         settings, feed = self._settings, self.cluster.priors
         if settings is None or feed is None or not takes_prior(settings.name):
@@ -333,7 +333,7 @@ class Controller:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfSweeps(Wrapper[Any]):
+class _WithinSweepRules(Wrapper[Any]):
     """The pool's policy within what each sweep asks for: known only once the round has observed."""
 
     cluster: AirflowCluster

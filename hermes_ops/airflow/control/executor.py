@@ -164,7 +164,7 @@ class Executor:
             case GiveUp():
                 after = self._give_up(sweep, command, now_s)
             case ContinueTrial() | RestartFromScratch() | RestoreMark():
-                after = self._obey(sweep, command, now_s)
+                after = self._carry_out_request(sweep, command, now_s)
         return after
 
     def _stop(self, sweep: SweepState, command: StopSegment, now_s: float) -> TrialRecords:
@@ -262,7 +262,7 @@ class Executor:
         self.faults.forget(Subject(sweep.id, trial.number))
         return replace(trial, segment=record)
 
-    def _obey(
+    def _carry_out_request(
         self,
         sweep: SweepState,
         command: ContinueTrial | RestartFromScratch | RestoreMark,

@@ -193,7 +193,7 @@ class Monitor:
         )  # fmt: skip
         for name, text, read in reads:
             gauge = self._gauge(f"hermes_state_folder_{name}", text)
-            gauge.labels(self._pool).set_function(partial(_of_disk, folder, read))
+            gauge.labels(self._pool).set_function(partial(_read_disk, folder, read))
 
     @contextmanager
     def round(self) -> Iterator[None]:
@@ -235,7 +235,7 @@ class Monitor:
         since = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(trouble.since_s))
         return f"rounds have failed since {since} ({trouble.rounds} in a row): {trouble.reason}"
 
-    def fails(self, steps: int) -> None:
+    def observed_problems(self, steps: int) -> None:
         """Show how many steps of single sweeps and trials fail now."""
         self._problems.labels(self._pool).set(steps)
 
@@ -279,7 +279,7 @@ class Monitor:
                 self._preemptions.labels(self._pool).inc()
 
 
-def _of_disk(folder: Path, read: Callable[[os.statvfs_result], float]) -> float:
+def _read_disk(folder: Path, read: Callable[[os.statvfs_result], float]) -> float:
     """Return a fact of the folder's file system; NaN where nothing can be read."""
     try:
         return read(os.statvfs(folder))
@@ -310,7 +310,7 @@ class Address:
         return cls(os.environ.get("HERMES_METRICS_HOST") or LOOPBACK, int(text))
 
 
-class _Quiet(WSGIRequestHandler):
+class _SilentHandler(WSGIRequestHandler):
     """Writes no line a scrape."""
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401 - its base's
@@ -343,7 +343,7 @@ def serve(monitor: Monitor, address: Address) -> WSGIServer | None:
     """
     try:
         server = make_server(
-            address.host, address.port, application(monitor), ThreadingWSGIServer, _Quiet
+            address.host, address.port, application(monitor), ThreadingWSGIServer, _SilentHandler
         )
     except OSError as error:
         log.error(

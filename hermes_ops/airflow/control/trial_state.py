@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hermes_ops.airflow.hosts import WRONG_HOST
-from hermes_ops.airflow.metadata_rows import OCCUPYING, TaskInstanceRow
+from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES, OCCUPYING, TaskInstanceRow
 from hermes_ops.airflow.records import (
     HELD_POOL_SLOTS,
     LEASE_KEY,
@@ -33,9 +33,6 @@ from hermes_ops.airflow.records import (
 from hermes_ops.airflow.trial.segment_run import PAUSED
 from hermes_ops.core.model import Phase
 from hermes_ops.trial.failure import Cause
-
-FINAL_STATES = ("success", "failed", "skipped", "removed", "upstream_failed")
-"""States of a task instance that has ended."""
 
 READY_STATES = ("scheduled",)
 """States of a task instance that Airflow's scheduler may start."""
@@ -336,7 +333,7 @@ class TrialRecords:
 def classify(trial: TrialRecords) -> TrialState:
     """Return the one state of a trial with these records; total, and pure."""
     lease, segment = trial.lease, trial.segment
-    if trial.row.state in FINAL_STATES or trial.final is not None:
+    if trial.row.state in ENDED_TASK_STATES or trial.final is not None:
         return _classify_ended(trial)
     is_ready = trial.row.state in READY_STATES
     if lease is None:
@@ -353,7 +350,7 @@ def classify(trial: TrialRecords) -> TrialState:
 
 def _classify_ended(trial: TrialRecords) -> TrialState:
     row, segment = trial.row, trial.segment
-    if row.state in FINAL_STATES:
+    if row.state in ENDED_TASK_STATES:
         return S.ENDED if trial.final is not None or trial.lease is None else S.UNREPORTED
     if segment is None or not is_idle(row):
         return S.ENDING
@@ -395,7 +392,7 @@ def _classify_revoked(trial: TrialRecords) -> TrialState:
 
 def is_idle(row: TaskInstanceRow) -> bool:
     """Return whether a task instance is neither in a final state nor holds slots."""
-    return row.state not in (*FINAL_STATES, *OCCUPYING)
+    return row.state not in (*ENDED_TASK_STATES, *OCCUPYING)
 
 
 def has_open_segment(trial: TrialRecords) -> bool:

@@ -40,7 +40,7 @@ class Reader:
         """Return whether the user may see every DAG that has a sweep of that name."""
         return all(self.reads_dag(dag) for dag in self._dags_of(sweep))
 
-    def veiled(self, text: str) -> str:
+    def redacted(self, text: str) -> str:
         """Return the text without the names of trials that the user may not see."""
         return _TRIAL.sub(lambda m: m[0] if self.reads_sweep(m[1]) else UNSEEN, text)
 

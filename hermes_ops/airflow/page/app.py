@@ -258,7 +258,7 @@ def explain_page(
         contents=explanation,
         undecided=UNDECIDED,
         owner=ownership(explanation.standing or {}),
-        veiled=reader.veiled,
+        redacted=reader.redacted,
         decisions=[decision_row(d, reader) for d in explanation.decisions[:200]],
         now_s=sources.clock(),
     )

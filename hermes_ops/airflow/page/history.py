@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_ops.airflow.identity import REPORT_TASK, group_of, in_group
-from hermes_ops.airflow.metadata_rows import PastRun
+from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES, PastRun, state_in_group
 from hermes_ops.airflow.page.access import Reader
 from hermes_ops.airflow.page.pool_view import PageSources
 from hermes_ops.airflow.records import SweepRecord, decode
@@ -23,9 +23,6 @@ ROWS = 50
 NEWEST_ROWS = 10
 MOST_RUNNING = 10
 """Running sweeps of a page whose best value is requested: one request each."""
-
-_ENDED_TASKS = ("success", "failed", "skipped", "upstream_failed", "removed")
-_OF_REPORT = {"upstream_failed": "failed", "removed": "failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +129,7 @@ def _airflow_state(past: PastRun, report: Mapping[str, int]) -> str:
     """Return Airflow's state of the sweep; in a task group, the state of its last task."""
     if not group_of(past.run.plan_task):
         return past.run.state
-    state = next(iter(report), "")  # it is one task; none yet of a run that has just begun
-    return _OF_REPORT.get(state, state) if state in _ENDED_TASKS else "running"
+    return state_in_group(next(iter(report), None))  # it is one task; none yet of a new run
 
 
 def _running_best(sources: PageSources, sweeps: Sequence[_AirflowSweep]) -> dict[str, float]:
@@ -172,7 +168,7 @@ def _row(
     run = runs.get(ref.parent_run_id) if ref else None
     state = sweep_state(sweep.airflow_state, run.state if run else None)
     config = record.config if record else {}
-    ended = sum(n for state, n in sweep.trial_states.items() if state in _ENDED_TASKS)
+    ended = sum(n for state, n in sweep.trial_states.items() if state in ENDED_TASK_STATES)
     return SweepRow(
         sweep=past.run.sweep_id,
         dag_id=past.run.dag_id,

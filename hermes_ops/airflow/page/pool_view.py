@@ -259,7 +259,7 @@ def _notices(view: Mapping[str, Any], reader: Reader) -> list[str]:
     """Return a line for each trial with notice that the reader may see."""
     noticed = [job for job in view.get("jobs", ()) if job.get("notice_s")]
     seen = [job for job in noticed if reader.reads_sweep(job["id"].rpartition("/")[0])]
-    return [reader.veiled(line) for line in notice_lines({"jobs": seen})]
+    return [reader.redacted(line) for line in notice_lines({"jobs": seen})]
 
 
 def _problems(view: Mapping[str, Any], sweeps: Sequence[str]) -> list[str]:
@@ -284,9 +284,9 @@ def decision_row(decision: Mapping[str, Any], reader: Reader) -> dict[str, Any]:
         "action": decision["action"],
         "gpus": ", ".join(map(str, decision["gpus"])),
         "policy": decision.get("policy", ""),
-        "reason": reader.veiled(decision["reason"]),
+        "reason": reader.redacted(decision["reason"]),
         "score": score(decision["terms"]),
-        "would_change": reader.veiled(decision.get("would_change") or ""),
+        "would_change": reader.redacted(decision.get("would_change") or ""),
     }
 
 
@@ -345,7 +345,7 @@ def _row(
         value="" if job.get("value") is None else short(job["value"]),
         preemptions=trial.segment.preemptions if trial.segment is not None else 0,
         score=score(job.get("terms", {})),
-        reason=reader.veiled(job.get("reason") or UNDECIDED),
+        reason=reader.redacted(job.get("reason") or UNDECIDED),
         owner=ownership(job),
     )
 

@@ -173,9 +173,9 @@ def sweep_contents(
     best = progress.summary.best if progress is not None else None
     return SweepContents(
         row=row,
-        ended_because=reader.veiled(sweep_view.ended_because),
+        ended_because=reader.redacted(sweep_view.ended_because),
         deadline=sweep_view.deadline,
-        failures=[reader.veiled(line) for line in sweep_view.failures],
+        failures=[reader.redacted(line) for line in sweep_view.failures],
         best=_best(best),
         states=_states(trials, row.trials - len(trials)),
         gpu_time=duration(sum(t.gpu_seconds for t in trials)),

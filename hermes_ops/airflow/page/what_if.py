@@ -183,7 +183,7 @@ def _change(
     now, then = _gpus(job.gpus_held), _gpus(gpus)
     if not reader.reads_sweep(job.sweep):
         return TrialChange("", what, now, then, rank, UNSEEN, "")
-    text = reader.veiled(reason.text) if reason is not None else UNDECIDED
+    text = reader.redacted(reason.text) if reason is not None else UNDECIDED
     terms = {t.name: t.value for t in reason.terms} if reason is not None else {}
     return TrialChange(job.id, what, now, then, rank, text, score(terms))
 

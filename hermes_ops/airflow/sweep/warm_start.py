@@ -10,8 +10,8 @@ from zlib import crc32
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from hermes_ops.airflow.control.trial_state import FINAL_STATES
 from hermes_ops.airflow.identity import PLAN_TASK, REPORT_TASK, sweep_id
+from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES
 from hermes_ops.config import Algorithm, SweepConfig, parse
 from hermes_ops.config.sections import Overlap
 from hermes_ops.core.curves import best
@@ -166,8 +166,8 @@ def _another_that_runs(ti: Any) -> str | None:  # noqa: ANN401 - Airflow's own
     by_run = ti.get_task_states(dag_id=ti.dag_id, task_ids=[PLAN_TASK, REPORT_TASK])
     for run, states in sorted(by_run.items()):
         plan, report = states.get(PLAN_TASK), states.get(REPORT_TASK)
-        has_sweep = plan == "success" and report not in FINAL_STATES
-        is_first = plan not in FINAL_STATES and run < ti.run_id
+        has_sweep = plan == "success" and report not in ENDED_TASK_STATES
+        is_first = plan not in ENDED_TASK_STATES and run < ti.run_id
         if run == ti.run_id or not (has_sweep or is_first):
             continue
         if ti.get_dagrun_state(ti.dag_id, run) == "running":

@@ -157,7 +157,7 @@ class PatternMatcher:
         """Send and receive what can be; replace a process that has ended or hangs."""
         if self._process is not None:
             self._receive(self._process)
-        if self._is_off():  # so are all after it
+        if self._has_no_pattern_left():  # so are all after it
             self.close()
             self._pass_on_unsearched()
         if self._process is None:
@@ -187,7 +187,7 @@ class PatternMatcher:
 
     # -- the process -----------------------------------------------------------------------------
 
-    def _is_off(self) -> bool:
+    def _has_no_pattern_left(self) -> bool:
         """Tell whether no pattern is searched for in the oldest lines."""
         return bool(self._waiting) and len(self._waiting[0].off) == len(self._patterns)
 
@@ -214,9 +214,9 @@ class PatternMatcher:
         is_stuck = self._waiting and time.monotonic() - self._answered_at_s >= _STUCK_S
         if has_ended or is_stuck:
             self._process = None
-            self._bury(process)
+            self._handle_process_end(process)
 
-    def _bury(self, process: _Process) -> None:
+    def _handle_process_end(self, process: _Process) -> None:
         """Go on after the end of a process: without the line on which it had no end."""
         place, code = process.marker(), process.end()
         is_known = place.batch == process.answered + 1 and bool(self._waiting)

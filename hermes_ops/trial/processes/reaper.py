@@ -313,13 +313,13 @@ class _Reaping:
         left_s = None
         if self._record is not None:
             left_s = max(0.0, self._look_at_s - time.monotonic())
-        heard: list[Any] = [self._control, self._wake]
-        readable, _, _ = select.select(heard, [], [], left_s)
+        sources: list[Any] = [self._control, self._wake]
+        readable, _, _ = select.select(sources, [], [], left_s)
         if self._wake in readable:
             os.read(self._wake, 4096)
         if self._record is not None and time.monotonic() >= self._look_at_s:
             self._note(self._record)
-        return self._control not in readable or self._hear()
+        return self._control not in readable or self._handle_message()
 
     def _reap(self) -> None:
         """Collect every child that has ended, adopted orphans included."""
@@ -350,7 +350,7 @@ class _Reaping:
             self._written = present
             record.write(present)
 
-    def _hear(self) -> bool:
+    def _handle_message(self) -> bool:
         try:
             self._control.settimeout(_ANSWER_S)
             message = _Message(*receive(self._control))

@@ -16,7 +16,7 @@ from hermes_ops.trial.supervisor.options import SegmentOptions
 if TYPE_CHECKING:
     from hermes_ops.trial.tensorboard import TensorBoardReader
 
-_BOARD_VARIABLE = "HERMES_TENSORBOARD_DIR"
+_TENSORBOARD_VARIABLE = "HERMES_TENSORBOARD_DIR"
 _PARAMETER_PREFIX = "HERMES_PARAM_"
 
 
@@ -59,7 +59,7 @@ def make_matcher(options: SegmentOptions, reader: MetricReader) -> PatternMatche
 
 def make_tensorboard_reader(options: SegmentOptions, folder: Folder) -> TensorBoardReader | None:
     """Return the reader of the script's event files; None if the sweep names no folder."""
-    root = os.environ.get(_BOARD_VARIABLE)
+    root = os.environ.get(_TENSORBOARD_VARIABLE)
     if not root or options.objective is None:
         return None
     from hermes_ops.trial.tensorboard import TensorBoardReader

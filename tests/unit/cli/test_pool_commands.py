@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from hermes_ops.airflow.credentials import AirflowCredentials
-from hermes_ops.cli.pool_commands import _Setter, follow_once, wait_for_count
+from hermes_ops.cli.pool_commands import _SlotSetter, follow_once, wait_for_count
 from hermes_ops.errors import StackError, Unavailable
 from hermes_ops.kubernetes.gpu_nodes import GpuNode, SettledSlots
 
@@ -42,7 +42,7 @@ def test_the_slots_of_the_pool_are_read_where_that_is_allowed(
             base_url=given["base_url"], transport=httpx.MockTransport(answer), trust_env=False
         ),
     )
-    assert _Setter(AirflowCredentials("http://airflow", token="t"), "gpus").slots() == slots
+    assert _SlotSetter(AirflowCredentials("http://airflow", token="t"), "gpus").slots() == slots
 
 
 def test_a_cluster_that_is_away_leaves_the_pool_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +94,7 @@ def test_a_change_by_hand_is_set_right_at_the_next_look(
 ) -> None:
     (tmp_path / "password").write_text("secret")
     own = AirflowCredentials("http://airflow", "hermes-pool", tmp_path / "password")
-    setter = _Setter(own, "gpus")
+    setter = _SlotSetter(own, "gpus")
     setter.set(4)
     setter.set(4)
     patches = [a for a in asked if a[0] == "PATCH"]
@@ -106,7 +106,7 @@ def test_a_pool_without_slots_is_said_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hermes_ops.stack.airflow_service.set_pool", lambda *_: None)
-    setter = _Setter(AirflowCredentials("http://airflow", token="t"), "gpus", ": no node has any")
+    setter = _SlotSetter(AirflowCredentials("http://airflow", token="t"), "gpus", ": no node has any")
     for slots in (0, 0, 2):
         setter.set(slots)
     said = ["The pool gpus has 0 slots: no node has any", "The pool gpus has 2 slots"]
@@ -117,7 +117,7 @@ def test_the_pool_is_set_with_a_token_that_may_be_written_anew(
     asked: SimulationOptions, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
-    setter = _Setter(AirflowCredentials("http://airflow", token_file=file), "gpus")
+    setter = _SlotSetter(AirflowCredentials("http://airflow", token_file=file), "gpus")
     for token in ("one", "two"):
         file.write_text(f"{token}\n")
         setter.set(4)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hermes_ops.cli.stack_commands import _login
-from hermes_ops.stack.lifecycle import _say_what_is_missed
+from hermes_ops.stack.lifecycle import _print_missed_variables
 from hermes_ops.stack.settings import resolve
 
 
@@ -35,7 +35,7 @@ def test_up_names_what_scripts_often_need_and_do_not_inherit_and_never_a_value(
     monkeypatch.setenv("AWS_PROFILE", "named")
     said: list[str] = []
     settings = resolve(tmp_path, {"trial_environment": ("AWS_*",)}, {})
-    _say_what_is_missed(settings, said.append)
+    _print_missed_variables(settings, said.append)
     (line,) = said
     assert "HF_TOKEN" in line
     assert "--trial-environment" in line

@@ -16,8 +16,8 @@ from hermes_ops.cli.inspection_commands import print_list, with_states
 from hermes_ops.cli.live_view import live_table
 from hermes_ops.cli.outcome import outcome_table
 from hermes_ops.cli.sweep_location import (
+    AmbiguousIdError,
     ListedSweep,
-    SeveralSweepsError,
     full_id,
     locate,
     matching_ids,
@@ -180,7 +180,7 @@ def test_the_beginning_of_an_id_is_enough_where_it_is_that_of_one_sweep() -> Non
     assert locate(airflow, "digits-1-a").sweep == "digits-1-aa"
     assert full_id(airflow, "digits-1-b") == "digits-1-bb"
     assert full_id(airflow, "other") == "other"
-    with pytest.raises(SeveralSweepsError, match="digits-1-aa, digits-1-bb: write more of the id"):
+    with pytest.raises(AmbiguousIdError, match="digits-1-aa, digits-1-bb: write more of the id"):
         full_id(airflow, "digits")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hermes_ops.trial import node_checkpoints
 from hermes_ops.trial.files import Folder
-from hermes_ops.trial.locks import ANEW_VARIABLE
+from hermes_ops.trial.locks import RESTART_EPOCH_VARIABLE
 from hermes_ops.trial.segment import run
 
 SCRIPT = (
@@ -34,7 +34,7 @@ def segment(
     """Run one segment of a script that writes a checkpoint and ends with that code."""
     command = [sys.executable, "-m", "hermes_ops.trial", "--dir", str(folder.root)]
     variables = {"PYTHONUNBUFFERED": "1"}
-    variables |= {} if anew is None else {ANEW_VARIABLE: str(anew)}
+    variables |= {} if anew is None else {RESTART_EPOCH_VARIABLE: str(anew)}
     command += ["--epoch", str(epoch), "--objective", "loss", *options, "--", sys.executable]
     done = subprocess.run(
         [*command, "-c", SCRIPT.replace("{code}", str(code))],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.clock_steps import is_due
-from hermes_ops.airflow.control.trial_state import FINAL_STATES
+from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES
 from hermes_ops.airflow.records import HELD_POOL_SLOTS
 from hermes_ops.airflow.sweep.ended_sweep import restore_plan_values
 from hermes_ops.errors import HermesError, Unavailable
@@ -55,7 +55,7 @@ class StateRetention:
             return
         if not is_due(now_s, self._due_s, PERIOD_S):
             return
-        keys = self.metadata.expiring(FINAL_STATES, HELD_POOL_SLOTS, MOST_AT_ONCE)
+        keys = self.metadata.expiring(ENDED_TASK_STATES, HELD_POOL_SLOTS, MOST_AT_ONCE)
         self._due_s = now_s + (SOON_S if len(keys) == MOST_AT_ONCE else PERIOD_S)
         if keys:
             self._thread = threading.Thread(target=self.renew, args=(keys,), daemon=True)

@@ -314,7 +314,7 @@ class World:
 
         patch.setattr(SweepSpec, "from_run", watched)
         patch.setattr(Controller, "_current_policy", lambda _: InTurn())
-        patch.setattr(AirflowCluster, "wait", lambda own, _: own._do_what_nobody_waits_for())
+        patch.setattr(AirflowCluster, "wait", lambda own, _: own._run_upkeep())
         return controller
 
     def play_on(self, patch: pytest.MonkeyPatch, rounds: int, round_s: float = 1.0) -> None:

@@ -17,7 +17,8 @@ from hermes_ops.airflow.control.jobs import (
     step_times,
     training_seconds,
 )
-from hermes_ops.airflow.control.trial_state import FINAL_STATES, TrialRecords
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES
 from hermes_ops.airflow.records import Lease, SegmentRecord, StopFlag
 from hermes_ops.core.model import Phase, Point, SweepId
 from hermes_ops.core.sizes import BatchRange, StepTime
@@ -50,7 +51,7 @@ OLDER, OVER = segment(1, running=False), segment(2, running=False, final="finish
         ("queued", lease(2, revoked=True), None, OLDER, Phase.STOPPING),
         ("running", lease(2, revoked=True), None, FRESH, Phase.STOPPING),  # began all the same
         ("running", lease(2), None, OVER, Phase.ENDED),
-        *((state, lease(2), None, FRESH, Phase.ENDED) for state in FINAL_STATES),
+        *((state, lease(2), None, FRESH, Phase.ENDED) for state in ENDED_TASK_STATES),
     ],
 )
 def test_the_phase_follows_from_row_lease_flag_and_segment(

@@ -212,7 +212,7 @@ def test_a_controller_whose_rounds_fail_is_alive_and_not_ready(
 def test_steps_that_fail_are_counted() -> None:
     monitor = Monitor()
     assert value(monitor, "hermes_problems") == 0
-    monitor.fails(3)
+    monitor.observed_problems(3)
     assert value(monitor, "hermes_problems") == 3
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 
 from hermes_ops.airflow.control.trial_state import (
-    FINAL_STATES,
     IMPOSSIBLE,
     MOVES,
     STATES,
@@ -16,6 +15,7 @@ from hermes_ops.airflow.control.trial_state import (
     TrialState,
     classify,
 )
+from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES
 from hermes_ops.airflow.records import HELD_POOL_SLOTS
 from hermes_ops.core.model import Phase
 from tests.unit.airflow.builders import row
@@ -40,7 +40,7 @@ REWRITE = (
 
 
 def is_final(t: TrialRecords) -> bool:
-    return t.row.state in FINAL_STATES or t.final is not None
+    return t.row.state in ENDED_TASK_STATES or t.final is not None
 
 
 def has_force(t: TrialRecords) -> bool:
@@ -116,12 +116,17 @@ HOLDS: Mapping[TrialState, Callable[[TrialRecords], bool]] = {
     S.REVOKED_STOPPING: lambda t: is_training(t) and is_revoked(t) and is_told(t),
     S.REVOKED_PREEMPTED: lambda t: is_spent(t) and t.left == PAUSED,
     S.ENDING: lambda t: (
-        is_final(t) and t.row.state not in FINAL_STATES and not is_cleared(t) and not awaits_mark(t)
+        is_final(t)
+        and t.row.state not in ENDED_TASK_STATES
+        and not is_cleared(t)
+        and not awaits_mark(t)
     ),
     S.UNMARKED: awaits_mark,
-    S.UNREPORTED: lambda t: t.row.state in FINAL_STATES and t.lease is not None and not t.final,
+    S.UNREPORTED: lambda t: (
+        t.row.state in ENDED_TASK_STATES and t.lease is not None and not t.final
+    ),
     S.CLEARED: is_cleared,
-    S.ENDED: lambda t: t.row.state in FINAL_STATES and (t.lease is None or bool(t.final)),
+    S.ENDED: lambda t: t.row.state in ENDED_TASK_STATES and (t.lease is None or bool(t.final)),
     S.SEGMENT_WITHOUT_LEASE: lambda t: not is_final(t) and runs_without_lease(t),
     S.SEGMENT_AHEAD: lambda t: not is_final(t) and is_ahead(t) and is_scheduled(t),
     S.SEGMENT_AHEAD_LEAVING: lambda t: not is_final(t) and is_ahead(t) and not is_scheduled(t),

@@ -9,17 +9,16 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hermes_ops.airflow.control.trial_state import (
-    FINAL_STATES,
     TrialRecords,
     TrialState,
 )
-from hermes_ops.airflow.metadata_rows import OCCUPYING
+from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES, OCCUPYING
 from hermes_ops.airflow.records import HELD_POOL_SLOTS, Lease, SegmentRecord, StopFlag
 from tests.unit.airflow.builders import flag, lease, row, segment, ti_id
 
 PAUSED, OTHER_OUTCOME = "preempted", "finished"
 WAITS = (None, "scheduled", "up_for_reschedule", "up_for_retry", "restarting")
-ROW_STATES = (*WAITS, *OCCUPYING, *FINAL_STATES)
+ROW_STATES = (*WAITS, *OCCUPYING, *ENDED_TASK_STATES)
 FINALS = (None, "finished", "failed", "stopped_early", "cancelled")
 LEASES = (None, *(lease(e, revoked=r) for e, r in product((1, 2), (False, True))))
 STOPS = (

@@ -179,10 +179,10 @@ def test_notices_and_used_hours_of_others_are_shown_to_those_alone_who_may_see_t
     assert f"Notice: {SWEEP}/0 loses borrowed GPUs to team speech" in seen
     assert "User carla: 3 of 4 GPU-hours of this day used" in seen
     users.dags["eve"] = {"another"}
-    veiled = read(get(user="eve"))
-    assert "Team vision: 1 GPU held" in veiled
-    assert "Notice" not in veiled
-    assert "carla" not in veiled
+    redacted = read(get(user="eve"))
+    assert "Team vision: 1 GPU held" in redacted
+    assert "Notice" not in redacted
+    assert "carla" not in redacted
 
 
 def test_slots_of_other_tasks_count(get: Get, database: Database) -> None:

@@ -173,14 +173,14 @@ def test_the_look_at_pods_is_told_which_sweeps_could_not_be_read(tmp_path: Path)
     )
     cluster._pod_janitor = looks
     cluster.observe()
-    cluster._do_what_nobody_waits_for()
+    cluster._run_upkeep()
 
     def fail(run: RunRow, task: str) -> Any:
         raise Unavailable("the statement took too long")
 
     database.trials = fail  # type: ignore[method-assign]
     cluster.observe()
-    cluster._do_what_nobody_waits_for()
+    cluster._run_upkeep()
     assert told == [([SWEEP], []), ([], [SWEEP])]
 
 
