@@ -34,7 +34,7 @@ from hermes_ops.confined_folder import (
 )
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.checkpoint_store.store import safe_name
-from hermes_ops.trial.files import parse_object, replace_file
+from hermes_ops.trial.files import PathBelow, parse_object, replace_file
 from hermes_ops.trial.locks import BusyError, lock_file
 from hermes_ops.trial.outcome import SegmentOutcome
 
@@ -105,6 +105,16 @@ def metrics_wake_file() -> WakeFile:
 
 
 @dataclass(frozen=True, slots=True)
+class _PathBeside:
+    """A path next to a trial's folder, where its pod does not see it."""
+
+    suffix: str
+
+    def __get__(self, folder: TrialFolder, _: type | None = None) -> Path:
+        return folder.path.with_name(f"{folder.path.name}.{self.suffix}")
+
+
+@dataclass(frozen=True, slots=True)
 class TrialFolder:
     """A trial's folder: hermes-trial writes it, all others read it."""
 
@@ -115,64 +125,33 @@ class TrialFolder:
         """Return the folder of trial `number` of the sweep `run_id`."""
         return cls(sweep_folder(run_id) / "trials" / str(number))
 
-    @property
-    def metrics(self) -> Path:
-        """Every metric that the trial reported, in order."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def sent(self) -> Path:
-        """Return the file with the position in `metrics` up to which MLflow has it."""
-        return self.path / "sent.json"
+    metrics = PathBelow("metrics.jsonl", "path")
+    """Every metric that the trial reported, in order."""
+    sent = PathBelow("sent.json", "path")
+    """The file with the position in `metrics` up to which MLflow has it."""
 
     def wake_file(self) -> WakeFile:
         """Return the file that tells the trial's task: its stop flag was written."""
         return WakeFile(self.path / "nudge")
 
-    @property
-    def stop_flag(self) -> Path:
-        """The local record of its stop flag, next to the folder: its pod does not see it."""
-        return self.path.with_name(f"{self.path.name}.stop.json")
-
-    @property
-    def notice(self) -> Path:
-        """The notice that it loses its GPUs, next to the folder: its pod does not see it."""
-        return self.path.with_name(f"{self.path.name}.notice.json")
-
-    @property
-    def lease(self) -> Path:
-        """The local record of its newest lease, next to the folder: its pod does not see it."""
-        return self.path.with_name(f"{self.path.name}.lease.json")
-
-    @property
-    def start(self) -> Path:
-        """When the segment began that the triggerer holds, next to the folder: no pod sees it."""
-        return self.path.with_name(f"{self.path.name}.start.json")
-
-    @property
-    def use(self) -> Path:
-        """The use of GPUs on record of a trial in pods, next to the folder: no pod sees it."""
-        return self.path.with_name(f"{self.path.name}.use.json")
-
-    @property
-    def batches(self) -> Path:
-        """The samples of a step by lease, next to the folder: one line for each lease."""
-        return self.path.with_name(f"{self.path.name}.batches.jsonl")
-
-    @property
-    def checkpoints(self) -> Path:
-        """The trial's checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def workspace(self) -> Path:
-        """The trial's own copy of the script's folder, where the sweep asks for one."""
-        return self.path / "workspace"
-
-    @property
-    def model(self) -> Path:
-        """The best model of the trial, where its framework is known."""
-        return self.path / "model"
+    stop_flag = _PathBeside("stop.json")
+    """The local record of its stop flag."""
+    notice = _PathBeside("notice.json")
+    """The notice that it loses its GPUs."""
+    lease = _PathBeside("lease.json")
+    """The local record of its newest lease."""
+    start = _PathBeside("start.json")
+    """When the segment began that the triggerer holds."""
+    use = _PathBeside("use.json")
+    """The use of GPUs on record of a trial in pods."""
+    batches = _PathBeside("batches.jsonl")
+    """The samples of a step, a line for each lease."""
+    checkpoints = PathBelow("checkpoints", "path")
+    """The trial's checkpoints."""
+    workspace = PathBelow("workspace", "path")
+    """The trial's own copy of the script's folder, where the sweep asks for one."""
+    model = PathBelow("model", "path")
+    """The best model of the trial, where its framework is known."""
 
     def empty(self) -> bool:
         """Remove the folder; return False, and remove nothing, while a process uses it.

@@ -12,9 +12,12 @@ import typer
 
 from hermes_ops.airflow.metadata_rows import ENDED_TASK_STATES
 from hermes_ops.airflow.trial_log import (
+    LogCursor,
     LogExcerpt,
     LoggedSegment,
+    Message,
     has_log,
+    missing_reason,
     parse_messages,
     recent_lines,
 )
@@ -32,7 +35,6 @@ from hermes_ops.trial.files import parse_object
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import TaskKey
-    from hermes_ops.airflow.trial_log import LogCursor, Message
     from hermes_ops.cli.connection import Connection
 
 PERIOD_S = 1.0
@@ -175,7 +177,6 @@ class TrialLog:
     def without_log(self, messages: Iterable[Message], attempt: int | None = None) -> str:
         """Return the message on a log that Airflow cannot show, of one try or of all."""
         from hermes_ops.airflow.client import task_page
-        from hermes_ops.airflow.trial_log import missing_reason
 
         reason = missing_reason(messages)
         which = "" if attempt is None else f" of try {attempt}"
@@ -269,8 +270,6 @@ class LogTail:
 
     def _fetch(self) -> Iterator[Message]:
         """Yield the new messages: first what is left of earlier tries."""
-        from hermes_ops.airflow.trial_log import LogCursor
-
         airflow = self.log.connection.airflow
         newest = max(self.log.attempts(), default=0)
         begun = 0 if self._cursor is None else self._cursor.attempt

@@ -18,7 +18,7 @@ from hermes_ops.config import SweepConfig, parse
 from hermes_ops.core.amounts import first_lines
 from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import why_no_best
-from hermes_ops.core.summary import ENDED_STATES, alike, failure_lines
+from hermes_ops.core.summary import ENDED_STATES, alike, course, failure_lines
 from hermes_ops.errors import HermesError
 from hermes_ops.report.table import format_cell, settings_line
 
@@ -162,8 +162,6 @@ def outcome_table(sweep: str, details: Mapping[str, Any], width: int = 160) -> R
 
     The parameters come last: a narrow terminal does without them.
     """
-    from hermes_ops.core.summary import course
-
     names = [*(details["trials"][0].get("metrics") or ())] if details["trials"] else []
     sized = any(size > 1 for trial in details["trials"] for size in trial.get("sizes") or ())
     heads = ("trial", "state", "epochs", "final", "best", *names, "segments", "preemptions",

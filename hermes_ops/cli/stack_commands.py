@@ -15,7 +15,7 @@ import typer
 
 from hermes_ops.cli import INTERRUPTED
 from hermes_ops.cli.connection import Home
-from hermes_ops.core.amounts import counted
+from hermes_ops.core.amounts import counted, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -273,8 +273,6 @@ def _orphan_line(home: Path, stack_status: StackStatus) -> str:
 
 def _pool_problem_lines(home: Path, stack_status: StackStatus) -> list[str]:
     """Say what fails in the pool: the controller's rounds, its quota, steps of single sweeps."""
-    import time
-
     from hermes_ops.airflow.explanation import (
         problem_lines,
         scaling_line,
@@ -299,7 +297,6 @@ def _view(home: Path, stack_status: StackStatus) -> dict[str, Any] | None:
 
 def _print_programs(console: Console, programs: tuple[ProgramState, ...]) -> None:
     from hermes_ops.cli.tables import TableColumn, TableRow, fit_table, print_whole
-    from hermes_ops.core.amounts import duration
 
     columns = [TableColumn(head) for head in ("program", "state", "pid", "up for")]
     rows = [

@@ -17,7 +17,7 @@ import typer
 
 from hermes_ops.cli.connection import Home
 from hermes_ops.core.amounts import counted, first_lines, utc_text
-from hermes_ops.errors import HermesError, StackError
+from hermes_ops.errors import ConfigError, HermesError, Problem, StackError
 from hermes_ops.trial.disk_space import disks_of, format_bytes
 
 if TYPE_CHECKING:
@@ -89,8 +89,6 @@ def restore(
 
 
 def _parse_move(text: str) -> tuple[str, str]:
-    from hermes_ops.errors import ConfigError, Problem
-
     old, _, new = text.partition("=")
     pair = old.rstrip("/"), new.rstrip("/")
     if not all(part.startswith("/") and len(part) > 1 for part in pair):

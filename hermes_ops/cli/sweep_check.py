@@ -303,7 +303,6 @@ def cost_estimate(config: SweepConfig, home: Path | None) -> Estimate | None:
     Raise HermesError if an MLflow is known and does not answer.
     """
     from hermes_ops.cli.connection import connect_tracker
-    from hermes_ops.errors import StackError
     from hermes_ops.tracking.earlier_sweeps import earlier_spending
 
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hermes_ops.errors import StackError
 from hermes_ops.trial.disk_space import write_remedy
-from hermes_ops.trial.files import replace_file
+from hermes_ops.trial.files import PathBelow, replace_file
 
 DEFAULT_HOME = "~/.hermes"
 
@@ -35,90 +35,40 @@ class Layout:
 
     home: Path
 
-    @property
-    def airflow(self) -> Path:
-        """`AIRFLOW_HOME`: configuration, database, task logs."""
-        return self.home / "airflow"
-
-    @property
-    def mlflow(self) -> Path:
-        """The tracking server's database and its log-in database."""
-        return self.home / "mlflow"
-
-    @property
-    def artifacts(self) -> Path:
-        """Artifacts that the tracking server serves."""
-        return self.home / "artifacts"
-
-    @property
-    def logs(self) -> Path:
-        """One rotated log a program."""
-        return self.home / "logs"
-
-    @property
-    def run(self) -> Path:
-        """Return the folder that each start rewrites: configuration, program table, socket."""
-        return self.home / "run"
-
-    @property
-    def secrets(self) -> Path:
-        """Passwords and keys; each file is 0600."""
-        return self.home / "secrets"
-
-    @property
-    def settings_file(self) -> Path:
-        """The user's settings; optional."""
-        return self.home / "hermes.toml"
-
-    @property
-    def record(self) -> Path:
-        """The addresses of the running stack; absent while it is down."""
-        return self.home / "stack.json"
-
-    @property
-    def versions(self) -> Path:
-        """The versions that this home was last run with."""
-        return self.home / "versions.json"
-
-    @property
-    def drain(self) -> Path:
-        """While this file is there, the controller stops every trial and grants nothing."""
-        return self.home / "drain"
-
-    @property
-    def policy(self) -> Path:
-        """The pool's policy; the controller reads it again whenever it changes."""
-        return self.home / "policy.json"
-
-    @property
-    def standby_socket(self) -> Path:
-        """The socket on which `hermes-trial` requests a standby interpreter."""
-        return self.home / "standby.sock"
-
-    @property
-    def supervisor_socket(self) -> Path:
-        """The supervisor's own socket."""
-        return self.run / "supervisor.sock"
-
-    @property
-    def supervisor_config(self) -> Path:
-        """The supervisor's configuration, written by `hermes up`."""
-        return self.run / "supervisord.conf"
-
-    @property
-    def supervisor_pid(self) -> Path:
-        """The supervisor's process id."""
-        return self.run / "supervisord.pid"
-
-    @property
-    def programs(self) -> Path:
-        """Command and environment of every program, read by the launcher; 0600."""
-        return self.run / "programs.json"
-
-    @property
-    def airflow_config(self) -> Path:
-        """Airflow's configuration, written by `hermes up`; it holds keys, so 0600."""
-        return self.airflow / "airflow.cfg"
+    airflow = PathBelow("airflow", "home")
+    """`AIRFLOW_HOME`: configuration, database, task logs."""
+    mlflow = PathBelow("mlflow", "home")
+    """The tracking server's database and its log-in database."""
+    artifacts = PathBelow("artifacts", "home")
+    """Artifacts that the tracking server serves."""
+    logs = PathBelow("logs", "home")
+    """One rotated log a program."""
+    run = PathBelow("run", "home")
+    """The folder that each start rewrites: configuration, program table, socket."""
+    secrets = PathBelow("secrets", "home")
+    """Passwords and keys; each file is 0600."""
+    settings_file = PathBelow("hermes.toml", "home")
+    """The user's settings; optional."""
+    record = PathBelow("stack.json", "home")
+    """The addresses of the running stack; absent while it is down."""
+    versions = PathBelow("versions.json", "home")
+    """The versions that this home was last run with."""
+    drain = PathBelow("drain", "home")
+    """While this file is there, the controller stops every trial and grants nothing."""
+    policy = PathBelow("policy.json", "home")
+    """The pool's policy; the controller reads it again whenever it changes."""
+    standby_socket = PathBelow("standby.sock", "home")
+    """The socket on which `hermes-trial` requests a standby interpreter."""
+    supervisor_socket = PathBelow("run/supervisor.sock", "home")
+    """The supervisor's own socket."""
+    supervisor_config = PathBelow("run/supervisord.conf", "home")
+    """The supervisor's configuration, written by `hermes up`."""
+    supervisor_pid = PathBelow("run/supervisord.pid", "home")
+    """The supervisor's process id."""
+    programs = PathBelow("run/programs.json", "home")
+    """Command and environment of every program, read by the launcher; 0600."""
+    airflow_config = PathBelow("airflow/airflow.cfg", "home")
+    """Airflow's configuration, written by `hermes up`; it holds keys, so 0600."""
 
     @property
     def folders(self) -> tuple[Path, ...]:

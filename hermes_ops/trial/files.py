@@ -13,79 +13,61 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class Folder(NamedTuple):
+class PathBelow:
+    """A path below a folder, as an attribute of that folder's class.
+
+    `attribute`: the one of the class that has the folder.
+    """
+
+    def __init__(self, name: str, attribute: str = "root") -> None:
+        self._name = name
+        self._attribute = attribute
+
+    def __get__(self, owner: object, _: type | None = None) -> Path:
+        """Return the path for an instance of the class."""
+        return Path(getattr(owner, self._attribute), self._name)
+
+
+class Folder:
     """The paths inside one trial's folder."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
-    @property
-    def lock(self) -> Path:
-        """Locked by the one supervisor of this trial."""
-        return self.root / "lock"
-
-    @property
-    def epoch(self) -> Path:
-        """The highest lease epoch that was ever accepted."""
-        return self.root / "epoch"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Return the folder that the script knows as $HERMES_CHECKPOINT_DIR."""
-        return self.root / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        """Every value that was reported: one JSON line each."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def status(self) -> Path:
-        """Return the file with the current status of the trial."""
-        return self.root / "status.json"
-
-    @property
-    def segments(self) -> Path:
-        """The stretches of training: a line at each start and each end."""
-        return self.root / "segments.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """Return the file of events that the hook in the script sends to its supervisor."""
-        return self.root / "events.jsonl"
-
-    @property
-    def logged_values(self) -> Path:
-        """Return the file of MLflow values that the script logged for the trial's curve."""
-        return self.root / "mlflow.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """Return the file with the outcome of the last segment; absent while one runs."""
-        return self.root / "result.json"
-
-    @property
-    def reserve(self) -> Path:
-        """A few KiB in which the result is written when the disk is full."""
-        return self.root / ".reserve"
-
-    @property
-    def group(self) -> Path:
-        """Return the folder that the workers of a segment share: $HERMES_GROUP_DIR."""
-        return self.root / "group"
+    lock = PathBelow("lock")
+    """Locked by the one supervisor of this trial."""
+    epoch = PathBelow("epoch")
+    """The highest lease epoch that was ever accepted."""
+    checkpoints = PathBelow("checkpoints")
+    """The folder that the script knows as $HERMES_CHECKPOINT_DIR."""
+    metrics = PathBelow("metrics.jsonl")
+    """Every value that was reported: one JSON line each."""
+    status = PathBelow("status.json")
+    """The file with the current status of the trial."""
+    segments = PathBelow("segments.jsonl")
+    """The stretches of training: a line at each start and each end."""
+    events = PathBelow("events.jsonl")
+    """The file of events that the hook in the script sends to its supervisor."""
+    logged_values = PathBelow("mlflow.jsonl")
+    """The file of MLflow values that the script logged for the trial's curve."""
+    result = PathBelow("result.json")
+    """The file with the outcome of the last segment; absent while one runs."""
+    reserve = PathBelow(".reserve")
+    """A few KiB in which the result is written when the disk is full."""
+    group = PathBelow("group")
+    """The folder that the workers of a segment share: $HERMES_GROUP_DIR."""
 
     def rank_log(self, rank: int) -> Path:
         """Return the file with the output of a worker other than the first."""
         return self.root / f"rank-{rank}.log"
 
-    @property
-    def model(self) -> Path:
-        """The best model of the trial."""
-        return self.root / "model"
+    model = PathBelow("model")
+    """The best model of the trial."""
 
 
 def write_json(path: Path, document: object, durable: bool = False) -> None:
