@@ -12,6 +12,8 @@ MAIN_DAG = "hermes_sweep"
 """The DAG of `hermes sweep run`: its sweeps are called after their DAG runs."""
 PLAN_TASK, TRIAL_TASK, REPORT_TASK = "plan", "trial", "report"
 """The tasks of a sweep, within their group if they are in one."""
+PLANNER, REPORTER = "PlanOperator", "ReportOperator"
+"""The operators of a sweep's first and last task, as Airflow names them."""
 
 
 def group_of(task_id: str) -> str:

@@ -293,14 +293,14 @@ def _administrator(connection: Connection, setting: str) -> AirflowClient:
     from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.airflow.credentials import AirflowCredentials
     from hermes_ops.errors import HermesError, NotPermitted
-    from hermes_ops.stack.credentials import ADMIN_USER, admin_password_file
+    from hermes_ops.stack.credentials import ADMIN_USER
     from hermes_ops.stack.layout import Layout, default_home
 
     try:
         connection.airflow.confirm_pool_edit(connection.pool)
         return connection.airflow
     except NotPermitted as error:
-        file = admin_password_file(Layout(default_home()))
+        file = Layout(default_home()).admin_password
         if _is_of_own_stack(connection.airflow_url) and os.access(file, os.R_OK):
             client = AirflowClient(AirflowCredentials(connection.airflow_url, ADMIN_USER, file))
             client.confirm_pool_edit(connection.pool)

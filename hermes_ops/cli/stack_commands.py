@@ -139,11 +139,11 @@ def _welcome(settings: Settings, started: StackRecord) -> None:
     from hermes_ops.stack import credentials
 
     layout = settings.layout
-    login = _login(credentials.ADMIN_USER, credentials.admin_password_file(layout))
+    login = _login(credentials.ADMIN_USER, layout.admin_password)
     typer.echo(f"Airflow   {started.airflow_url}   {login}")
     mlflow_login = ""
     if started.mlflow_auth:
-        mlflow_login = f"   {_login('admin', credentials.mlflow_password_file(layout))}"
+        mlflow_login = f"   {_login('admin', layout.mlflow_password)}"
     typer.echo(f"MLflow    {started.mlflow_url}{mlflow_login}")
     typer.echo(
         f"Pool      {started.pool}: {counted(started.slots, 'slot')}, policy {started.policy}"

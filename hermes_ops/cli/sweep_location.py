@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hermes_ops.airflow.identity import (
     MAIN_DAG,
     PLAN_TASK,
+    PLANNER,
     REPORT_TASK,
+    REPORTER,
     TRIAL_TASK,
     group_of,
     in_group,
@@ -34,9 +36,6 @@ MOST_BEGINNINGS = 100
 MOST_SHOWN = 5
 
 _ID_PATTERN = re.compile(r"[\w.~:+-]+")
-
-PLANNER, REPORTER = "PlanOperator", "ReportOperator"
-"""The operators of a sweep's first and last task, as Airflow names them."""
 
 
 class AmbiguousIdError(HermesError):

@@ -17,7 +17,7 @@ from hermes_ops.database_address import with_driver
 from hermes_ops.error_message import response_message
 from hermes_ops.errors import StackError
 from hermes_ops.retry import BUSY, BUSY_OR_CONFLICT, MANY, backoff_s, send_with_retry
-from hermes_ops.stack.credentials import ADMIN_USER, CONTROLLER_USER, Credentials, passwords_file
+from hermes_ops.stack.credentials import ADMIN_USER, CONTROLLER_USER, Credentials
 from hermes_ops.stack.layout import shared_folder
 from hermes_ops.stack.settings import Settings
 
@@ -88,7 +88,7 @@ def _core(
         "xcom_backend": "hermes_ops.airflow.trial.links.StandingXCom",
         "min_serialized_dag_update_interval": "5",
         "simple_auth_manager_users": ",".join(f"{name}:{role}" for name, role in roles.items()),
-        "simple_auth_manager_passwords_file": str(passwords_file(settings.layout)),
+        "simple_auth_manager_passwords_file": str(settings.layout.airflow_passwords),
     }
 
 

@@ -31,31 +31,6 @@ class Credentials:
     mlflow_session_key: str
 
 
-def passwords_file(layout: Layout) -> Path:
-    """Return the file from which Airflow's log-in reads user names and passwords."""
-    return layout.secrets / "airflow-users.json"
-
-
-def controller_password_file(layout: Layout) -> Path:
-    """Return the file that holds the password of `CONTROLLER_USER`, nothing else."""
-    return layout.secrets / "hermes-controller.password"
-
-
-def admin_password_file(layout: Layout) -> Path:
-    """Return the file that holds the password of `ADMIN_USER`, nothing else."""
-    return layout.secrets / "admin.password"
-
-
-def person_password_file(layout: Layout, name: str) -> Path:
-    """Return the file that holds the password of a further user of Airflow, nothing else."""
-    return layout.secrets / f"user-{name}.password"
-
-
-def mlflow_password_file(layout: Layout) -> Path:
-    """Return the file that holds MLflow's admin password, nothing else."""
-    return layout.secrets / "mlflow-admin.password"
-
-
 def ensure(layout: Layout, people: Iterable[str] = ()) -> Credentials:
     """Return the stack's secrets, making those that are not there yet.
 
@@ -66,20 +41,20 @@ def ensure(layout: Layout, people: Iterable[str] = ()) -> Credentials:
     if not fernet_file.exists():
         write_private(fernet_file, base64.urlsafe_b64encode(os.urandom(32)).decode())
     credentials = Credentials(
-        admin_password=_secret(admin_password_file(layout), 12),
-        controller_password=_secret(controller_password_file(layout), 24),
-        mlflow_password=_secret(mlflow_password_file(layout), 12),
+        admin_password=_secret(layout.admin_password, 12),
+        controller_password=_secret(layout.controller_password, 24),
+        mlflow_password=_secret(layout.mlflow_password, 12),
         api_secret=_secret(layout.secrets / "airflow-api.key", 32),
         jwt_secret=_secret(layout.secrets / "airflow-jwt.key", 48),
         fernet_key=fernet_file.read_text().strip(),
         mlflow_session_key=_secret(layout.secrets / "mlflow-session.key", 32),
     )
     users = {
-        **{name: _secret(person_password_file(layout, name), 12) for name in people},
+        **{name: _secret(layout.person_password(name), 12) for name in people},
         ADMIN_USER: credentials.admin_password,
         CONTROLLER_USER: credentials.controller_password,
     }
-    write_private(passwords_file(layout), json.dumps(users))
+    write_private(layout.airflow_passwords, json.dumps(users))
     return credentials
 
 

@@ -47,6 +47,14 @@ class Layout:
     """The folder that each start rewrites: configuration, program table, socket."""
     secrets = PathBelow("secrets", "home")
     """Passwords and keys; each file is 0600."""
+    airflow_passwords = PathBelow("secrets/airflow-users.json", "home")
+    """The user names and passwords that Airflow's log-in reads."""
+    admin_password = PathBelow("secrets/admin.password", "home")
+    """The password of Airflow's administrator, nothing else."""
+    controller_password = PathBelow("secrets/hermes-controller.password", "home")
+    """The password of the controller's user of Airflow, nothing else."""
+    mlflow_password = PathBelow("secrets/mlflow-admin.password", "home")
+    """The password of MLflow's administrator, nothing else."""
     settings_file = PathBelow("hermes.toml", "home")
     """The user's settings; optional."""
     record = PathBelow("stack.json", "home")
@@ -75,6 +83,10 @@ class Layout:
         """The home and what is written below it; each may lie on a disk of its own."""
         parts = (self.airflow, self.mlflow, self.artifacts, self.logs, self.run, self.secrets)
         return (self.home, self.home / "sweeps", *parts)
+
+    def person_password(self, name: str) -> Path:
+        """Return the file with the password of a further user of Airflow, nothing else."""
+        return self.secrets / f"user-{name}.password"
 
     def log(self, program: str) -> Path:
         """Return the log file of `program`."""

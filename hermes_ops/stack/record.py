@@ -11,8 +11,6 @@ from hermes_ops.core.options import OptionValue
 from hermes_ops.errors import StackError
 from hermes_ops.stack.credentials import (
     CONTROLLER_USER,
-    controller_password_file,
-    mlflow_password_file,
 )
 from hermes_ops.stack.layout import Layout, default_home, write_private
 from hermes_ops.trial.environment import SETTING
@@ -83,7 +81,7 @@ def environment_of(record: StackRecord) -> dict[str, str]:
         "HERMES_POLICY_OPTIONS": json.dumps(record.policy_options),
         "HERMES_AIRFLOW_URL": record.airflow_url,
         "HERMES_AIRFLOW_USER": CONTROLLER_USER,
-        "HERMES_AIRFLOW_PASSWORD_FILE": str(controller_password_file(layout)),
+        "HERMES_AIRFLOW_PASSWORD_FILE": str(layout.controller_password),
         "HERMES_AIRFLOW_TOKEN": "",  # one of the shell is another Airflow's
         "HERMES_AIRFLOW_TOKEN_FILE": "",
         "AIRFLOW_HOME": str(layout.airflow),
@@ -94,7 +92,7 @@ def environment_of(record: StackRecord) -> dict[str, str]:
     }
     if record.mlflow_auth:
         environment["MLFLOW_TRACKING_USERNAME"] = MLFLOW_USER
-        environment["MLFLOW_TRACKING_PASSWORD"] = mlflow_password_file(layout).read_text().strip()
+        environment["MLFLOW_TRACKING_PASSWORD"] = layout.mlflow_password.read_text().strip()
     return environment
 
 

@@ -398,7 +398,7 @@ def no_objective(objective: str, direction: str | None, reported: Iterable[str])
             f"name the objective as the script reports it, print `{objective}=VALUE`, set "
             "trial.metric_pattern or call hermes_ops.trial.report()",
         )
-    likely = _likely(objective, names)
+    likely = max(names, key=lambda name: likeness(objective, name))
     shown = ", ".join([likely, *(n for n in names if n != likely)][:_MOST_NAMES])
     more = len(names) - _MOST_NAMES
     shown += f" and {more} more" if more > 0 else ""
@@ -406,11 +406,6 @@ def no_objective(objective: str, direction: str | None, reported: Iterable[str])
     turned = " with direction: maximize" if greater and direction != "maximize" else ""
     meant = f"did you mean objective.metric: {likely}{turned}?"
     return Failure(Cause.NO_OBJECTIVE, f"{lead}; it reported {shown}", meant)
-
-
-def _likely(objective: str, names: Sequence[str]) -> str:
-    """Return the name that is most like the objective: by its words, then by its letters."""
-    return max(names, key=lambda name: likeness(objective, name))
 
 
 def likeness(objective: str, name: str) -> tuple[float, float]:

@@ -114,8 +114,8 @@ def _suggestions(facts: SegmentFacts) -> list[str]:
 
 def _stopped_or_failed(facts: SegmentFacts) -> SegmentEnding:
     """Tell a script that has stopped from one that raised an error instead."""
-    if _out_of_space(facts):
-        return _failed(facts, no_space(_line_on_space(facts)), Cause.NO_SPACE)
+    if line := _line_on_space(facts):
+        return _failed(facts, no_space(line), Cause.NO_SPACE)
     fresh = lines_since(facts.tail_at_stop, facts.tail)
     if is_error_at_stop(facts.exit_code, fresh):
         ending = _broken(facts._replace(tail=fresh))
@@ -125,8 +125,8 @@ def _stopped_or_failed(facts: SegmentFacts) -> SegmentEnding:
 
 def _broken(facts: SegmentFacts) -> SegmentEnding:
     """Return the failure of a script that has ended by an error or a signal."""
-    if _out_of_space(facts):
-        return _failed(facts, no_space(_line_on_space(facts)), Cause.NO_SPACE)
+    if line := _line_on_space(facts):
+        return _failed(facts, no_space(line), Cause.NO_SPACE)
     failure = classify(facts.exit_code, facts.tail)
     return _failed(facts, _why(facts, failure), failure.cause)
 
@@ -155,10 +155,6 @@ def _why(facts: SegmentFacts, failure: Failure) -> str:
         return f"killed by {_signal_name(-facts.exit_code)}: {last}"
     why = f"exit code {facts.exit_code}: {failure.line or last}"
     return f"{why}: {failure.remedy}" if failure.remedy else why
-
-
-def _out_of_space(facts: SegmentFacts) -> bool:
-    return bool(_line_on_space(facts))
 
 
 def _line_on_space(facts: SegmentFacts) -> str:

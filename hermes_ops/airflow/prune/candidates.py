@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hermes_ops.airflow.client import ENDED_RUN, TaskKey
 from hermes_ops.airflow.control.cleanup.janitor import keep_note, kept_until_s
-from hermes_ops.airflow.identity import group_of, possible_places, sweep_id
+from hermes_ops.airflow.identity import PLANNER, group_of, possible_places, sweep_id
 from hermes_ops.airflow.prune.removal import PruneEntry
 from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 from hermes_ops.config import RunIn, SweepConfig, parse
@@ -140,9 +140,6 @@ class DeletionRights:
             if not self._permitted[dag]:
                 return f"Airflow does not let this user delete runs of the DAG {dag}"
         return ""
-
-
-PLANNER = "PlanOperator"
 
 
 @dataclass(frozen=True, slots=True)

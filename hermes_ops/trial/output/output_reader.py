@@ -22,7 +22,7 @@ class OutputReader:
     """
 
     def __init__(self, metrics: MetricReader, mask: Mask | None = None) -> None:
-        self._metrics = metrics
+        self.metrics = metrics
         self._lines = LineReader(mask)
         self._shown: dict[str, FoundValue] = {}  # on the progress line that is being rewritten
 
@@ -33,7 +33,7 @@ class OutputReader:
     def close(self) -> list[Metric]:
         """Return what an unfinished last line holds."""
         metrics = [metric for line in self.rest() for metric in self.read(line)]
-        self._metrics.close()
+        self.metrics.close()
         return metrics
 
     def cut(self, data: bytes) -> list[OutputLine]:
@@ -49,20 +49,15 @@ class OutputReader:
     ) -> list[Metric]:
         """Return the metrics that a line completes; `matches`: what patterns have found on it."""
         if matches is None:
-            values = self._metrics.find(line.text)
+            values = self.metrics.find(line.text)
         else:
-            values = self._metrics.values_of(line.text, matches)
-        return self._metrics.metrics(self._newest(line, values))
+            values = self.metrics.values_of(line.text, matches)
+        return self.metrics.metrics(self._newest(line, values))
 
     @property
     def tail(self) -> list[str]:
         """The last lines, without secrets and control characters."""
         return self._lines.tail
-
-    @property
-    def metrics(self) -> MetricReader:
-        """Return the reader of metrics in the lines."""
-        return self._metrics
 
     def _newest(self, line: OutputLine, values: list[FoundValue]) -> list[FoundValue]:
         """Return what counts now of a line's values and of the progress line's earlier states."""

@@ -70,34 +70,29 @@ class RankLog:
 
     def __init__(self, source: int, path: Path, mask: Mask | None = None) -> None:
         mask = mask or Mask()
-        self._source: int | None = source
+        self.source: int | None = source  # None once nothing more comes
         self._file = BoundedFile(path)
         self._masked = mask.stream()
         self._lines = LineReader(mask)
 
-    @property
-    def source(self) -> int | None:
-        """Return the handle to read from; None once nothing more comes."""
-        return self._source
-
     def read(self) -> None:
         """Take in what has come; call it when `source` is readable."""
-        if self._source is None:
+        if self.source is None:
             return
-        data = os.read(self._source, _BLOCK_BYTES)
+        data = os.read(self.source, _BLOCK_BYTES)
         if data:
             self._lines.feed(data)
             self._file.append(self._masked.feed(data))
             return
-        os.close(self._source)
-        self._source = None
+        os.close(self.source)
+        self.source = None
         self._lines.close()
         self._file.append(self._masked.close())
 
     def drain(self) -> None:
         """Take in what is in the pipe now."""
         for _ in range(_PIPE_BYTES // _BLOCK_BYTES):
-            if self._source is None or not select.select([self._source], [], [], 0)[0]:
+            if self.source is None or not select.select([self.source], [], [], 0)[0]:
                 return
             self.read()
 

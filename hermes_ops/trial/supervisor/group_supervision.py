@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hermes_ops.trial.group import settings_without_effect
 from hermes_ops.trial.optimizer_steps import asked_path, mark_path
 from hermes_ops.trial.outcome import PREEMPTED, SegmentEnding, SegmentOutcome
 from hermes_ops.trial.processes.workers import WorkerProcesses
@@ -38,11 +37,6 @@ class GroupSupervision:
         self._look_at_s = 0.0
         self._tails_at_stop: dict[int, list[str]] = {}
         self._signal_at_s: float | None = None
-
-    @property
-    def ignored_settings(self) -> str:
-        """Return which settings of the sweep its script ignores if it has no hook; else empty."""
-        return settings_without_effect(os.environ)
 
     def why_stuck(self, step: int, now_s: float) -> str | None:
         """Return why the group is to be ended, by what its workers show once a second."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_ops.trial import segment_records
 from hermes_ops.trial.disk_space import FULL_ERRNOS
 from hermes_ops.trial.files import Folder, Follower, write_json
+from hermes_ops.trial.group import settings_without_effect
 from hermes_ops.trial.metrics import Metric, MetricsFile
 from hermes_ops.trial.mlflow.logged_values import FirstValues, LoggedValues, last_step
 from hermes_ops.trial.outcome import PREEMPTED, SegmentEnding, SegmentFacts, judge, no_space
@@ -313,7 +314,7 @@ class ScriptSupervisor:
             if metric.name == self._options.objective:
                 self._warn_of_foreign_start(metric)
                 if self.group is not None and not self._has_hook and metric.step > 1:
-                    self._say_once("settings", self.group.ignored_settings)
+                    self._say_once("settings", settings_without_effect(os.environ))
                 self._objective_seen, self.status.advice = True, ""
                 if self._retention is not None:
                     self._retention.value(metric.value, time.time())

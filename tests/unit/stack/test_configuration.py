@@ -133,12 +133,12 @@ def test_people_have_roles_in_airflow_and_passwords_that_airflow_need_not_print(
     parsed.read_string(airflow_service.render(settings, secrets, 2, 8080))
     users = parsed["core"]["simple_auth_manager_users"]
     assert users == "admin:admin,hermes-controller:user,ann:user,vera:viewer"
-    file = credentials.person_password_file(settings.layout, "ann")
-    passwords = json.loads(credentials.passwords_file(settings.layout).read_text())
+    file = settings.layout.person_password("ann")
+    passwords = json.loads(settings.layout.airflow_passwords.read_text())
     assert passwords.keys() == {"admin", "hermes-controller", "ann", "vera"}
     assert passwords["ann"] == file.read_text() != passwords["vera"]
     credentials.ensure(settings.layout, settings.people)  # the next start
-    assert json.loads(credentials.passwords_file(settings.layout).read_text()) == passwords
+    assert json.loads(settings.layout.airflow_passwords.read_text()) == passwords
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 
 from hermes_ops.errors import ConfigError, StackError
 from hermes_ops.stack import record
-from hermes_ops.stack.credentials import mlflow_password_file
 from hermes_ops.stack.layout import Layout
 from hermes_ops.stack.preflight import check_policy
 from hermes_ops.stack.settings import resolve
@@ -175,7 +174,7 @@ def test_a_client_gets_the_addresses_and_the_password_file_but_no_password(tmp_p
 def test_with_mlflows_log_in_on_a_client_gets_its_user_and_password(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     layout.create()
-    mlflow_password_file(layout).write_text("secret\n")
+    layout.mlflow_password.write_text("secret\n")
     environment = record.environment_of(_record(tmp_path, mlflow_auth=True))
     assert environment["MLFLOW_TRACKING_USERNAME"] == "admin"
     assert environment["MLFLOW_TRACKING_PASSWORD"] == "secret"
