@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from bench import stack
 from bench.measure import QUICK, ROOT, Figures, NotMeasuredError
 from hermes_ops.airflow.identity import MAIN_DAG
+from hermes_ops.cli.connection import Connection
 from hermes_ops.cli.sweep_location import ENDED_AIRFLOW_STATES
 from hermes_ops.errors import Unavailable
 
 if TYPE_CHECKING:
-    from hermes_ops.cli.connection import Connection
     from hermes_ops.simulator.replay import ReplaySettings
     from hermes_ops.simulator.sweep_history import RecordedSweep
     from hermes_ops.tracking import Tracker
@@ -48,13 +48,12 @@ def run() -> Figures:
     have the same configurations and training seeds, and names of their own, so that none learns
     from another. A short one first, not measured, teaches the standby interpreters their imports.
     """
-    from hermes_ops.cli.connection import connect
     from hermes_ops.policies import make_policy
 
     for policy in POLICIES:  # a name that is wrong is found before half an hour has passed
         make_policy(policy, OPTIONS.get(policy, {}))
     with stack.running(SLOTS) as own:
-        connection = connect(own.home)
+        connection = Connection.from_home(own.home)
         _swept(own, connection, "fifo", config("warm-up", trials=2 * SLOTS, epochs=1))
         stack.settle(SETTLE_S)
         found = {}

@@ -10,21 +10,19 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from random import Random
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench import stack
 from bench.measure import QUICK, SCRIPTS, Figures, NotMeasuredError, read_lines
 from bench.resize import stamps
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.identity import MAIN_DAG
+from hermes_ops.cli.connection import Connection
 from hermes_ops.core.model import Gpu, JobId, Point, SweepId
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.simulator.engine import simulate
 from hermes_ops.simulator.training_model import Pace, Placement
 from hermes_ops.simulator.workload import Costs, SegmentStart, Work, Workload
-
-if TYPE_CHECKING:
-    from hermes_ops.cli.connection import Connection
 
 SLOTS, SIZES = 4, (1, 2, 3, 4)
 JOBS = 3 if QUICK else 6
@@ -106,11 +104,10 @@ def arrivals() -> tuple[Arrival, ...]:
 
 def run() -> Figures:
     """Compare measured and simulated completion of the same jobs under each policy."""
-    from hermes_ops.cli.connection import connect
 
     live: dict[Contest, tuple[LiveJob, ...]] = {}
     with stack.running(SLOTS) as own:
-        connection = connect(own.home)
+        connection = Connection.from_home(own.home)
         for contest in CONTESTS:
             pairs = (("--option", f"{name}={value}") for name, value in OPTIONS.items())
             own.hermes("policy", contest.policy, *chain.from_iterable(pairs))

@@ -38,6 +38,25 @@ class Connection:
     airflow_url: str
     mlflow_url: str
 
+    @classmethod
+    def from_home(cls, home: Path | None) -> Connection:
+        """Connect to the stack of `home` ($HERMES_HOME, else ~/.hermes), or of the environment."""
+        from hermes_ops.airflow.client import AirflowClient
+        from hermes_ops.airflow.credentials import AirflowCredentials
+        from hermes_ops.retry import MANY
+        from hermes_ops.tracking import Tracker
+
+        _adopt_environment(home, ("HERMES_AIRFLOW_URL", "MLFLOW_TRACKING_URI"))
+        credentials = AirflowCredentials.from_environment()
+        uri = os.environ["MLFLOW_TRACKING_URI"]
+        return cls(
+            AirflowClient(credentials, pauses=MANY),
+            Tracker(uri),
+            os.environ.get("HERMES_POOL", "gpus"),
+            credentials.url,
+            uri,
+        )
+
 
 def connect_tracker(home: Path | None) -> Tracker:
     """Connect to MLflow alone: that of the stack of `home`, or the one of the environment."""
@@ -61,25 +80,6 @@ def _adopt_environment(home: Path | None, needed: tuple[str, ...]) -> None:
             raise
         if home is not None:
             os.environ["HERMES_HOME"] = str(home.absolute())
-
-
-def connect(home: Path | None) -> Connection:
-    """Connect to the stack of `home` ($HERMES_HOME, else ~/.hermes), else of the environment."""
-    from hermes_ops.airflow.client import AirflowClient
-    from hermes_ops.airflow.credentials import AirflowCredentials
-    from hermes_ops.retry import MANY
-    from hermes_ops.tracking import Tracker
-
-    _adopt_environment(home, ("HERMES_AIRFLOW_URL", "MLFLOW_TRACKING_URI"))
-    credentials = AirflowCredentials.from_environment()
-    uri = os.environ["MLFLOW_TRACKING_URI"]
-    return Connection(
-        AirflowClient(credentials, pauses=MANY),
-        Tracker(uri),
-        os.environ.get("HERMES_POOL", "gpus"),
-        credentials.url,
-        uri,
-    )
 
 
 ACTIONS_TAG = "hermes.actions"

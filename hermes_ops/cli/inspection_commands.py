@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hermes_ops.cli.completion import complete_sweeps, complete_trials
-from hermes_ops.cli.connection import Home
+from hermes_ops.cli.connection import Connection, Home, recorded_actions
 from hermes_ops.cli.sweep_location import (
     ListedSweep,
     SweepLocation,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hermes_ops.airflow.explanation import Explanation
-    from hermes_ops.cli.connection import Connection
     from hermes_ops.tracking import Tracker
     from hermes_ops.tracking.runs import SweepRun
 
@@ -48,10 +47,9 @@ def list_sweeps(
 ) -> None:
     """List the newest sweeps of all DAGs."""
     from hermes_ops.airflow.control.pool_file import read_view
-    from hermes_ops.cli.connection import connect
     from hermes_ops.cli.tables import output_console
 
-    connection = connect(home)
+    connection = Connection.from_home(home)
     runs = _fetch_runs(connection)
     rows = with_states(newest(connection.airflow), runs, read_view(connection.pool))
     if as_json:
@@ -75,9 +73,8 @@ def show(
     home: Home = None,
 ) -> None:
     """Show a sweep: its state and the reason, its trials, the best one, its pages."""
-    from hermes_ops.cli.connection import connect
 
-    connection = connect(home)
+    connection = Connection.from_home(home)
     place = locate_or_explain(connection, sweep)
     details = current_document(connection, place) | origin(connection, place)
     if as_json:
@@ -106,8 +103,6 @@ def current_document(connection: Connection, place: SweepLocation) -> dict[str, 
 
 def origin(connection: Connection, place: SweepLocation) -> dict[str, Any]:
     """Return the Airflow user that started a sweep, and the commands that were given to it."""
-    from hermes_ops.cli.connection import recorded_actions
-
     run = connection.airflow.dag_run(place.dag_id, place.run_id) or {}
     return {
         "started_by": run.get("triggering_user_name") or "",
@@ -217,10 +212,9 @@ def explain(
 ) -> None:
     """Explain why a trial runs or waits, with its last decisions."""
     from hermes_ops.airflow.explanation import parse_trial_name
-    from hermes_ops.cli.connection import connect
 
     sweep, number = parse_trial_name(trial)
-    connection = connect(home)
+    connection = Connection.from_home(home)
     trial = f"{full_id(connection.airflow, sweep)}/{number}"
     typer.echo(explanation(connection, trial, last))
     for line in place_lines(connection, trial):

@@ -23,7 +23,7 @@ from hermes_ops.airflow.trial_log import (
 )
 from hermes_ops.cli import INTERRUPTED
 from hermes_ops.cli.completion import complete_trials
-from hermes_ops.cli.connection import Home
+from hermes_ops.cli.connection import Connection, Home
 from hermes_ops.cli.sweep_location import (
     ENDED_AIRFLOW_STATES,
     SweepLocation,
@@ -35,7 +35,6 @@ from hermes_ops.trial.files import parse_object
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import TaskKey
-    from hermes_ops.cli.connection import Connection
 
 PERIOD_S = 1.0
 WRITING = ("running", "deferred")
@@ -68,10 +67,9 @@ def logs(
 ) -> None:
     """Print what the script of a trial wrote, in all its segments."""
     from hermes_ops.airflow.explanation import parse_trial_name
-    from hermes_ops.cli.connection import connect
 
     sweep, number = parse_trial_name(trial)
-    connection = connect(home)
+    connection = Connection.from_home(home)
     log = TrialLog(connection, locate_or_explain(connection, sweep), number)
     excerpt = LogExcerpt(last, tail)
     if follow:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hermes_ops.cli.completion import complete_policies
-from hermes_ops.cli.connection import Home, current_person
+from hermes_ops.cli.connection import Connection, Home, current_person
 from hermes_ops.core.amounts import counted, figure, utc_text
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient
     from hermes_ops.airflow.control.quota_settings import QuotaSettings
     from hermes_ops.airflow.credentials import AirflowCredentials
-    from hermes_ops.cli.connection import Connection
     from hermes_ops.config.pool_quota import OthersSpec, PoolQuota, UserSpec
     from hermes_ops.core.priority_class import PriorityClass
     from hermes_ops.kubernetes.gpu_nodes import GpuNode, SettledSlots
@@ -198,13 +197,12 @@ def policy(
 ) -> None:
     """Show the pool's policy, or change it while it runs, as an administrator."""
     from hermes_ops.airflow.control.policy_settings import PolicySettings
-    from hermes_ops.cli.connection import connect
     from hermes_ops.core.options import parse_options
     from hermes_ops.policies import live_policies
 
     if name is None and option:
         raise typer.BadParameter("name the policy that gets the options: `hermes policy NAME`")
-    connection = connect(home)
+    connection = Connection.from_home(home)
     path = PolicySettings.file()
     if name is None:
         choice = PolicySettings.load(path)
@@ -235,11 +233,10 @@ def quota(
 ) -> None:
     """Show, set or remove the quota of the pool while it runs."""
     from hermes_ops.airflow.control.quota_settings import QuotaSettings
-    from hermes_ops.cli.connection import connect
 
     if file is not None and remove:
         raise typer.BadParameter("name a file or write --remove, not both")
-    connection = connect(home)
+    connection = Connection.from_home(home)
     path = QuotaSettings.file(connection.pool)
     if file is not None:
         _set_quota(connection, path, file)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hermes_ops.cli.connection import Home
+from hermes_ops.cli.connection import Connection, Home
 from hermes_ops.core.amounts import counted, first_lines, utc_text
 from hermes_ops.errors import ConfigError, HermesError, Problem, StackError
 from hermes_ops.trial.disk_space import disks_of, format_bytes
@@ -23,7 +23,6 @@ from hermes_ops.trial.disk_space import disks_of, format_bytes
 if TYPE_CHECKING:
     from hermes_ops.airflow.prune.candidates import DeletionRights, PruneRules
     from hermes_ops.airflow.prune.removal import PruneEntry, Removal
-    from hermes_ops.cli.connection import Connection
     from hermes_ops.stack.layout import Layout
 
 
@@ -139,12 +138,11 @@ def prune(
     """Remove old ended sweeps: files, checkpoints, MLflow runs, Airflow's rows."""
     from hermes_ops.airflow.folders import home as state_folder
     from hermes_ops.airflow.prune.removal import PruneJournal
-    from hermes_ops.cli.connection import connect
 
     rules = _rules(older_than, sweep)
     if not (dry_run or yes or sys.stdin.isatty()):
         raise HermesError("there is no terminal to ask on: add --yes, or --dry-run to look first.")
-    connection = connect(home)
+    connection = Connection.from_home(home)
     journal = PruneJournal.from_home(state_folder())
     with nullcontext() if dry_run else journal.locked():
         stack = _own_stack(home)

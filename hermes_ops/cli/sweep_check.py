@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from hermes_ops.cli.connection import Connection
 from hermes_ops.config import RunIn, SweepConfig, SweepWarning, warnings_of
 from hermes_ops.config.model import Workspace
 from hermes_ops.errors import HermesError, StackError
@@ -23,7 +24,6 @@ from hermes_ops.trial.workspace import WorkspaceError, survey
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.client import AirflowClient
-    from hermes_ops.cli.connection import Connection
     from hermes_ops.tracking.earlier_sweeps import SweepCost
 
 REFUSED = 2
@@ -167,10 +167,9 @@ def connect_if_possible(home: Path | None) -> Connection | None:
     Requests have a short timeout: a command that can do without them must not wait.
     """
     from hermes_ops.airflow.client import AirflowClient
-    from hermes_ops.cli.connection import connect
 
     try:
-        connection = connect(home)
+        connection = Connection.from_home(home)
     except HermesError:
         return None
     return replace(

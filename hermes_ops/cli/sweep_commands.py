@@ -17,7 +17,7 @@ import typer
 from hermes_ops.airflow.identity import MAIN_DAG
 from hermes_ops.cli import INTERRUPTED, inspection_commands
 from hermes_ops.cli.completion import complete_sweeps, complete_trials
-from hermes_ops.cli.connection import Home, current_person, record_action
+from hermes_ops.cli.connection import Connection, Home, current_person, record_action
 from hermes_ops.cli.sweep_location import (
     ENDED_AIRFLOW_STATES,
     SweepLocation,
@@ -30,7 +30,6 @@ from hermes_ops.errors import HermesError
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.sweep.ended_sweep import EndedSweep
-    from hermes_ops.cli.connection import Connection
     from hermes_ops.config import SweepConfig
     from hermes_ops.sweep_import import SourceFormat
 
@@ -102,14 +101,13 @@ def run(
 ) -> None:
     """Start a sweep; a file that is not valid starts nothing."""
     from hermes_ops.airflow.folders import pod_file
-    from hermes_ops.cli.connection import connect
     from hermes_ops.cli.sweep_check import collect_warnings, refuse_class
     from hermes_ops.config import check_installation, refuse_passed_deadline
 
     config, source = _load(file, overrides)
     check_installation(config, pod_file())
     refuse_passed_deadline(config, time.time(), source)
-    connection = connect(home)
+    connection = Connection.from_home(home)
     if config.pool != connection.pool:
         raise HermesError(
             f"{source}: pool is {config.pool!r}, but this stack serves {connection.pool!r}: "
@@ -178,9 +176,8 @@ def _load(file: Path, overrides: Sequence[str] | None) -> tuple[SweepConfig, str
 
 def watch(sweep: SweepId, *, as_json: Json = False, home: Home = None) -> None:
     """Show the trials of a sweep until it has ended."""
-    from hermes_ops.cli.connection import connect
 
-    connection = connect(home)
+    connection = Connection.from_home(home)
     _follow(connection, locate_or_explain(connection, sweep), as_json=as_json)
 
 
@@ -194,9 +191,8 @@ def stop(
 ) -> None:
     """Stop a sweep: its trials stop at a checkpoint, those that have not begun are skipped."""
     from hermes_ops.airflow.records import CLOSE_KEY, CloseRecord, decode, encode
-    from hermes_ops.cli.connection import connect
 
-    connection = connect(home)
+    connection = Connection.from_home(home)
     place = locate_or_explain(connection, sweep)
     state = airflow_state(connection.airflow, place)
     before = decode(CloseRecord, connection.airflow.get_state(place.plan, CLOSE_KEY))
@@ -277,11 +273,10 @@ def report(
     home: Home = None,
 ) -> None:
     """Write a sweep's report (page, pictures, tables) from what MLflow holds now."""
-    from hermes_ops.cli.connection import connect
 
     if out.exists() and not out.is_dir():
         raise HermesError(f"{out} is a file: name a folder with --out.")
-    connection = connect(home)
+    connection = Connection.from_home(home)
     files = write(connection, locate_or_explain(connection, sweep), out)
     for file in files:
         typer.echo(str(file))
@@ -327,10 +322,9 @@ def clear(
     """Continue a trial that has ended from its checkpoint, or restart it from scratch."""
     from hermes_ops.airflow.control.cleanup.user_clear import clear_trial
     from hermes_ops.airflow.explanation import parse_trial_name
-    from hermes_ops.cli.connection import connect
 
     sweep, number = parse_trial_name(trial)
-    connection = connect(home)
+    connection = Connection.from_home(home)
     airflow = connection.airflow
     place = locate(airflow, sweep)
     clear_trial(airflow, place.plan, number, from_scratch=from_scratch)
@@ -413,9 +407,8 @@ def resume(
 
 def _find_ended(sweep: str, home: Path | None) -> tuple[Connection, SweepLocation, EndedSweep]:
     from hermes_ops.airflow.sweep.ended_sweep import EndedSweep
-    from hermes_ops.cli.connection import connect
 
-    connection = connect(home)
+    connection = Connection.from_home(home)
     place = locate_or_explain(connection, sweep)
     return connection, place, EndedSweep.find(connection.airflow, connection.tracker, place.plan)
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hermes_ops.cli.connection import Home
+from hermes_ops.cli.connection import Connection, Home
 from hermes_ops.core.usage_table import COLUMNS, PRICE, csv_text, key_text, number_text
 
 if TYPE_CHECKING:
-    from hermes_ops.cli.connection import Connection
     from hermes_ops.cli.sweep_location import SweepLocation
     from hermes_ops.config.pool_quota import PoolQuota
     from hermes_ops.core.usage import Figures, TrialUse
@@ -46,7 +45,6 @@ def usage(
     home: Home = None,
 ) -> None:
     """Show who used how much of the GPUs since a date."""
-    from hermes_ops.cli.connection import connect
     from hermes_ops.core.usage import BY
     from hermes_ops.core.usage import usage as used
 
@@ -56,7 +54,7 @@ def usage(
         raise typer.BadParameter("name --json or --csv, not both")
     if rate is not None and not isfinite(rate):
         raise typer.BadParameter(f"--rate is {rate}; write the price of a GPU-hour, such as 2.5")
-    since_s, now_s, connection = _date_s(since), time.time(), connect(home)
+    since_s, now_s, connection = _date_s(since), time.time(), Connection.from_home(home)
     quota = _pool_quota(connection)
     if quota is not None and quota.team_of_airflow_team:
         named = ", ".join(sorted(quota.team_of_airflow_team.values()))

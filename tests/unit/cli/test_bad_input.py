@@ -109,7 +109,7 @@ def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
     reached = SimpleNamespace(airflow=found, tracker=Sweeps(), pool="gpus", airflow_url="http://a")
     monkeypatch.setattr("hermes_ops.cli.connection._system_user", lambda: "an")
     monkeypatch.setattr("socket.gethostname", lambda: "laptop")
-    monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: reached)
+    monkeypatch.setattr("hermes_ops.cli.connection.Connection.from_home", lambda home: reached)
     return found
 
 

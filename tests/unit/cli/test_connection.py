@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_ops.cli.connection import connect
+from hermes_ops.cli.connection import Connection
 from hermes_ops.errors import HermesError, StackError
 
 
@@ -26,7 +26,7 @@ def outside(folder: Path) -> None:
 def test_an_airflow_that_is_already_there_is_reached_by_the_environment(tmp_path: Path) -> None:
     outside(tmp_path)
     os.environ["HERMES_POOL"] = "mine"
-    found = connect(None)
+    found = Connection.from_home(None)
     assert (found.airflow_url, found.mlflow_url, found.pool) == (
         "http://airflow",
         "http://mlflow",
@@ -40,7 +40,7 @@ def test_the_named_home_is_the_one_that_is_read_and_written(tmp_path: Path) -> N
     from hermes_ops.airflow.folders import home
 
     outside(tmp_path)
-    found = connect(tmp_path / "theirs")
+    found = Connection.from_home(tmp_path / "theirs")
     assert home() == tmp_path / "theirs"
     found.airflow.close()
     found.tracker.close()
@@ -48,11 +48,11 @@ def test_the_named_home_is_the_one_that_is_read_and_written(tmp_path: Path) -> N
 
 def test_without_a_stack_and_without_an_environment_there_is_nothing_to_reach() -> None:
     with pytest.raises(StackError, match="hermes up"):
-        connect(None)
+        Connection.from_home(None)
 
 
 def test_half_an_environment_is_named(tmp_path: Path) -> None:
     outside(tmp_path)
     del os.environ["HERMES_AIRFLOW_USER"]
     with pytest.raises(HermesError, match="HERMES_AIRFLOW_USER is not set"):
-        connect(None)
+        Connection.from_home(None)

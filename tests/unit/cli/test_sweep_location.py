@@ -151,7 +151,7 @@ class Away:
 
 def said(airflow: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     reached = SimpleNamespace(airflow=airflow, tracker=Away(), pool="gpus")
-    monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: reached)
+    monkeypatch.setattr("hermes_ops.cli.connection.Connection.from_home", lambda home: reached)
     return CliRunner().invoke(assemble(), ["sweep", *words])
 
 

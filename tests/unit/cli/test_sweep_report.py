@@ -34,7 +34,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return True
 
     connection = SimpleNamespace(airflow=Airflow(), tracker=Mlflow())
-    monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: connection)
+    monkeypatch.setattr("hermes_ops.cli.connection.Connection.from_home", lambda home: connection)
     monkeypatch.setattr("webbrowser.open", browse)
     monkeypatch.chdir(tmp_path)
     return found

@@ -63,7 +63,7 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")
     reached = SimpleNamespace(airflow=Airflow(), tracker=Mlflow(), pool="gpus")
-    monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: reached)
+    monkeypatch.setattr("hermes_ops.cli.connection.Connection.from_home", lambda home: reached)
     data = {"teams": [{"name": "vision", "users": ["ann"]}]}
     QuotaSettings(parse_quota(data, "test")).write(QuotaSettings.file("gpus"))
 

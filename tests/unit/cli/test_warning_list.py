@@ -86,7 +86,9 @@ def airflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Airflow:
     monkeypatch.setenv("HERMES_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     found = Airflow(AirflowCredentials("http://127.0.0.1:8080", "me", tmp_path / "none"))
-    monkeypatch.setattr("hermes_ops.cli.connection.connect", lambda home: reached(found))
+    monkeypatch.setattr(
+        "hermes_ops.cli.connection.Connection.from_home", lambda home: reached(found)
+    )
     monkeypatch.setattr("hermes_ops.airflow.client.AirflowClient", lambda *_, **__: found)
     monkeypatch.setattr("hermes_ops.cli.sweep_check.estimate_or_reason", lambda *_: None)
     STARTED.clear()
