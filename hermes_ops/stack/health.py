@@ -86,22 +86,20 @@ def tail(log: Path, lines: int = TAIL_LINES) -> Sequence[str]:
 
 def mlflow_check(url: str) -> HealthCheck:
     """Return the check that MLflow's server answers."""
-
-    def probe() -> str | None:
-        response = _get(f"{url}/health")
-        return None if response is not None and response.status_code == 200 else "no answer yet"
-
-    return HealthCheck("mlflow", probe)
+    return _answer_check("mlflow", f"{url}/health")
 
 
 def api_check(url: str) -> HealthCheck:
     """Return the check that Airflow's API server answers."""
+    return _answer_check("api-server", f"{url}/api/v2/version")
 
+
+def _answer_check(program: str, url: str) -> HealthCheck:
     def probe() -> str | None:
-        response = _get(f"{url}/api/v2/version")
+        response = _get(url)
         return None if response is not None and response.status_code == 200 else "no answer yet"
 
-    return HealthCheck("api-server", probe)
+    return HealthCheck(program, probe)
 
 
 def heartbeat_checks(url: str, since_s: float) -> list[HealthCheck]:

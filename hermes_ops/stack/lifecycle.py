@@ -373,7 +373,7 @@ def _drain(layout: Layout, timeout_s: float, say: Say) -> None:
         trials = (
             "1 running trial with its checkpoint"
             if running == 1
-            else (f"{running} running trials with their checkpoints")
+            else f"{running} running trials with their checkpoints"
         )
         say(f"Stopping {trials} …")
     can_drain = is_told and any(member.program == CONTROLLER for member in alive)

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from hermes_ops.core.options import OptionValue
 from hermes_ops.errors import StackError
-from hermes_ops.stack.credentials import (
-    CONTROLLER_USER,
-)
+from hermes_ops.stack.credentials import CONTROLLER_USER
 from hermes_ops.stack.layout import Layout, default_home, write_private
 from hermes_ops.trial.environment import SETTING
 

@@ -174,12 +174,6 @@ class _SentDecisions(NamedTuple):
         return sent if sent.begin <= sent.bytes else cls()
 
 
-def read_local(sweep: str) -> list[dict[str, Any]]:
-    """Return the decisions of a sweep that lie on this machine, oldest first."""
-    path = _path(sweep)
-    return json_objects(path.read_bytes()) if path.exists() else []
-
-
 def read_of_trial(sweep: str, number: int) -> list[dict[str, Any]] | None:
     """Return the decisions about a trial, oldest first; None where this machine has no log.
 

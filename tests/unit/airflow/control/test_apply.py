@@ -9,7 +9,7 @@ import pytest
 from hermes_ops.airflow.client import TaskKey
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.cleanup.sweep_end import due_end, spent_budget
-from hermes_ops.airflow.control.decisions import read_local
+from hermes_ops.airflow.control.decisions import read_tail
 from hermes_ops.airflow.control.reconcile import LEASED_WEIGHT, UNOPENED_WEIGHT, WAITING_WEIGHT
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
@@ -112,7 +112,7 @@ def test_a_notice_is_written_once_for_the_lease_and_the_log_and_withdrawn_when_i
         applier.apply({SWEEP: world}, snapshot, told, (), {SWEEP: 0.4})
     assert notice_text(folder, 1) == "Notice: it keeps its GPUs until 12:00:05 UTC"
     assert notice_text(folder, 2) == ""
-    assert [(d["action"], d["trial"]) for d in read_local(SWEEP)] == [("notice", 0)]
+    assert [(d["action"], d["trial"]) for d in read_tail(SWEEP)] == [("notice", 0)]
     applier.apply({SWEEP: world}, snapshot, replace(told, notices=()), (), {SWEEP: 0.4})
     assert notice_text(folder, 1) == ""
 
@@ -428,18 +428,18 @@ def test_an_mlflow_that_is_away_opens_nothing_and_says_nothing_was_started() -> 
     applier, world = outside.applier(), sweep_with(pending(0))
     for _ in range(3):
         carry_out(applier, world, start(0, 0))
-    assert (outside.of("put", "open"), read_local(SWEEP)) == ([], [])
+    assert (outside.of("put", "open"), read_tail(SWEEP)) == ([], [])
     outside.mlflow_away = False
     carry_out(applier, world, start(0, 0))
     assert kinds(outside)[:2] == [("open", 0), ("hermes_lease", 0)]
-    assert [d["action"] for d in read_local(SWEEP)] == ["start"]
+    assert [d["action"] for d in read_tail(SWEEP)] == ["start"]
 
 
 def test_an_mlflow_that_is_away_does_not_hinder_a_preemption() -> None:
     outside = Journal(mlflow_away=True)
     carry_out(outside.applier(), sweep_with(running(0, 0), waiting(1)), stop(0), start(1, 0))
     assert kinds(outside) == [("hermes_stop", 0), ("hermes_lease", 1), ("rank", 1)]
-    assert [d["action"] for d in read_local(SWEEP)] == ["stop", "start"]
+    assert [d["action"] for d in read_tail(SWEEP)] == ["stop", "start"]
 
 
 def test_no_lease_is_written_before_the_last_of_many_stop_flags() -> None:

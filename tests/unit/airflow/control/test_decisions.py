@@ -11,7 +11,6 @@ from hermes_ops.airflow.control.decisions import (
     DecisionLog,
     decision,
     read_before,
-    read_local,
     read_of_trial,
     read_tail,
 )
@@ -58,9 +57,9 @@ def test_a_decision_says_what_was_chosen_by_which_policy_and_why() -> None:
 
 def test_decisions_lie_on_disk_before_anything_is_sent() -> None:
     log_of(Journal()).append([choice(1), choice(2, "other"), choice(3)])
-    assert [d["trial"] for d in read_local(SWEEP)] == [1, 3]
-    assert [d["trial"] for d in read_local("other")] == [2]
-    assert read_local("unknown") == []
+    assert [d["trial"] for d in read_tail(SWEEP)] == [1, 3]
+    assert [d["trial"] for d in read_tail("other")] == [2]
+    assert read_tail("unknown") == []
 
 
 def test_an_upload_writes_the_newest_chunk_anew_until_it_is_full(
@@ -211,7 +210,7 @@ def test_decisions_that_a_full_disk_takes_in_part_are_none(
             log.append([choice(2), choice(3)])
     assert (home / "sweeps" / SWEEP / "decisions.jsonl").read_bytes() == before
     log.append([choice(4)])
-    assert [d["trial"] for d in read_local(SWEEP)] == [1, 4]
+    assert [d["trial"] for d in read_tail(SWEEP)] == [1, 4]
 
 
 def test_a_line_torn_by_a_kill_costs_no_other_decision(home: Path) -> None:
@@ -223,18 +222,19 @@ def test_a_line_torn_by_a_kill_costs_no_other_decision(home: Path) -> None:
     log_of(mlflow).upload(SWEEP, "parent", force=True)
     assert sent(mlflow) == [(1, [1])]
     log_of(Journal()).append([choice(2)])
-    assert [d["trial"] for d in read_local(SWEEP)] == [1, 2]
+    assert [d["trial"] for d in read_tail(SWEEP)] == [1, 2]
 
 
 def test_the_tail_of_a_long_log_is_its_newest_lines_and_no_torn_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log_of(Journal()).append(choice(n) for n in range(50))
-    assert read_tail(SWEEP) == read_local(SWEEP)
+    whole = read_tail(SWEEP)
+    assert [d["trial"] for d in whole] == list(range(50))
     monkeypatch.setattr("hermes_ops.airflow.control.decisions.TAIL_BYTES", 1_000)
     found = read_tail(SWEEP)
     assert 0 < len(found) < 50
-    assert found == read_local(SWEEP)[-len(found) :]
+    assert found == whole[-len(found) :]
     assert read_tail("unknown") == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.apply import Applier
-from hermes_ops.airflow.control.decisions import read_local
+from hermes_ops.airflow.control.decisions import read_tail
 from hermes_ops.airflow.control.faults import FaultBarrier, rejected, resolved
 from hermes_ops.airflow.control.granting import opened
 from hermes_ops.airflow.control.reconcile import GiveUp
@@ -163,7 +163,7 @@ def test_each_start_gets_the_batch_that_the_policy_has_chosen_and_the_run_the_dr
 def test_a_batch_that_a_policy_has_chosen_is_among_the_terms_of_its_decision() -> None:
     outside = Journal()
     granted(outside.applier(), sweep_with(pending(0), **BATCHED), (0, 1), 96)
-    (told,) = read_local(SWEEP)
+    (told,) = read_tail(SWEEP)
     assert (told["gpus"], told["terms"]) == ([0, 1], {"batch": 96})
 
 
