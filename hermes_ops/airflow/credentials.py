@@ -33,8 +33,10 @@ class AirflowCredentials:
 
     @classmethod
     def from_environment(cls) -> AirflowCredentials:
-        """From HERMES_AIRFLOW_URL and HERMES_AIRFLOW_TOKEN_FILE, HERMES_AIRFLOW_TOKEN, or
-        HERMES_AIRFLOW_USER and HERMES_AIRFLOW_PASSWORD_FILE; HermesError where they are missing.
+        """Return the credentials of HERMES_AIRFLOW_URL; HermesError where one is missing.
+
+        They are HERMES_AIRFLOW_TOKEN_FILE, HERMES_AIRFLOW_TOKEN, or HERMES_AIRFLOW_USER with
+        HERMES_AIRFLOW_PASSWORD_FILE.
         """
         given = {name: value for name, value in os.environ.items() if value}
         url, user = given.get("HERMES_AIRFLOW_URL"), given.get("HERMES_AIRFLOW_USER", "")

@@ -91,7 +91,7 @@ class Granting:
         self.searches.close()
 
     def draw_ahead(self, sweep: SweepState) -> frozenset[int]:
-        """Ask a slow search for the next trial's configuration; the trials that wait for one."""
+        """Ask a slow search for the next configuration; return the trials that wait for one."""
         if not sweep.spec.learns or sweep.close is not None:
             return frozenset()
         configs = self._configs.get(sweep.id, {})

@@ -113,7 +113,7 @@ class MachineWatch:
         self._away = frozenset(away)
 
     def start(self) -> None:
-        """Look again and again, in a thread."""
+        """Ask for the workers periodically, in a thread."""
         self._thread = threading.Thread(target=self._run, daemon=True, name="machines")
         self._thread.start()
 

@@ -249,7 +249,7 @@ def _message(seen: Observation, *, with_config: bool) -> dict[str, Any]:
 
 
 def answers(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Answer the questions among the lines: the process's side of the talk."""
+    """Yield the response to each request among the lines; runs in the search's process."""
     config = parse(json.loads(next(lines)), source="the sweep", base=None)
     sampler = config.search.to_sampler()
     observations: dict[int, Observation] = {}

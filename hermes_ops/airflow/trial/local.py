@@ -198,7 +198,7 @@ class LocalSegment:
             self._launch()
 
     def stands_for(self, other: LocalSegment) -> bool:
-        """Whether the other one is for the same lease, folder and pool."""
+        """Return whether the other one is for the same lease, folder and pool."""
         return (self.lease, self.folder, self.pool) == (other.lease, other.folder, other.pool)
 
     def start(self) -> None:

@@ -74,7 +74,7 @@ class CheckpointUploader:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to copy in the background; what is there already is looked at first."""
+        """Start uploading in the background, first what is there already."""
         self._thread = threading.Thread(target=self._run, name="hermes-copies", daemon=True)
         self._thread.start()
         self._wake.set()

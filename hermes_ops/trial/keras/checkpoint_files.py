@@ -33,7 +33,7 @@ class Checkpoint:
         return (self.path / OBJECTS).read_bytes()
 
     def arrays(self, make: Callable[[bytes, str, Sequence[int]], Any]) -> dict[str, Any]:
-        """Each array by its key; `make(data, dtype name, shape)` gives it its form."""
+        """Return each array by its key; `make(data, dtype name, shape)` makes it of its bytes."""
         result = {}
         with open(self.path / ARRAYS, "rb") as stream:
             for key, dtype, shape, size in self.manifest["arrays"]:
@@ -76,7 +76,7 @@ class CheckpointFiles:
         return any(not name.startswith(_PREFIX) and not name.endswith(".tmp") for name in names)
 
     def load(self, serial: int) -> Checkpoint | None:
-        """One checkpoint, verified; None if it is torn or gone."""
+        """Return a checkpoint that is complete by its digests; None if it is torn or gone."""
         path = self._path(serial)
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

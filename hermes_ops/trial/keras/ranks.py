@@ -70,7 +70,7 @@ class FitRanks(Protocol):
         """Note that this fit is over."""
 
     def leave(self) -> None:
-        """Part from the others in good order."""
+        """Leave the group in order, so that the other ranks see no error."""
 
 
 class SingleProcess:

@@ -57,11 +57,11 @@ class TrainingState:
         self.find_objects()
 
     def find_objects(self) -> None:
-        """Look for objects again: more may have come."""
+        """Find the objects that can be reached now: there may be more than before."""
         self._found = reachable(self._roots, lambda thing: as_variable(thing) is not None)
 
     def variables(self, step: Any) -> dict[str, Any]:
-        """Every variable by its key, but those of the pipeline, which runs ahead.
+        """Return every variable by its key, but those of the pipeline, which runs ahead.
 
         `step` is the traced training step, None if there is none.
         """
@@ -127,7 +127,7 @@ class MismatchError(RuntimeError):
 
 
 def model_variables(model: Any) -> dict[str, Any]:
-    """Every variable of the model's training, by a key that is the same in each run.
+    """Return every variable of the model's training, by a key that is the same in each run.
 
     The lists that Keras itself keeps come first ("k/..."); then whatever else can be reached from
     the model and its optimizer ("t/..."), such as variables of custom layers and training steps.

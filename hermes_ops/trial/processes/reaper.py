@@ -231,7 +231,7 @@ def serve(
     record: ProcessRecord | None,
     at_end: Callable[[], None] | None = None,
 ) -> NoReturn:
-    """Be the reaper until nothing is left; `script`: its process, if it runs already."""
+    """Run as the reaper until nothing is left; `script`: its process, if it runs already."""
     gc.disable()  # a copy of a large interpreter: its memory stays shared
     code = 1
     try:

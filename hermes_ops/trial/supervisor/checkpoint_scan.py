@@ -39,7 +39,7 @@ class CheckpointScan:
         self._noticed_s = 0.0  # when that was seen; the clock of its disk may be ahead
 
     def hasten(self) -> None:
-        """Look at the next call: there are new values, so there may be a checkpoint."""
+        """Scan at the next call: there are new values, so there may be a checkpoint."""
         self._due_s = 0.0
 
     def find(self, known_s: float | None, *, final: bool) -> float | None:

@@ -177,8 +177,10 @@ class ScriptSupervisor:
         return own if self.group is None else self.group.tail(own)
 
     def copy_rest(self, copier: CheckpointUploader) -> bool:
-        """After the script's end: what is newest goes to the store, within what is left of the
-        grace and until a further stop request; False if it did not get there."""
+        """Upload the newest checkpoint after the script's end; return whether that succeeded.
+
+        It has what is left of the grace, and ends at a further stop request.
+        """
         left_s = self.stops.left_s(time.monotonic())
         most = max(1, self.stops.count)
         return copier.finish(max(0.0, left_s - _RESULT_S), lambda: self.stops.count > most)

@@ -130,7 +130,7 @@ def free_expired(is_unfinished: Callable[[str], bool], now_s: float) -> list[Pat
 
 
 def make_room(quota: CheckpointQuota) -> float:
-    """Delete checkpoints of ended trials until the limit is kept; the bytes that are left."""
+    """Delete checkpoints of ended trials until the limit is kept; return the bytes in use."""
     sizes: Counter[int] = Counter()
     for folder in _kept_folders(sweep_folder(quota.sweep)):
         if folder.parent.name.isdigit():
@@ -256,7 +256,7 @@ _warned: set[str] = set()  # the places of which the log has said so
 
 
 def check_store(store: str | None) -> None:
-    """HermesError where the store's package is not installed here, where it is needed too."""
+    """Raise HermesError if the store's package, which is needed here too, is not installed."""
     if store is None:
         return
     try:

@@ -50,7 +50,7 @@ class StateRetention:
     _thread: threading.Thread | None = None
 
     def run_if_due(self, now_s: float) -> None:
-        """Begin a look if it is time; a query of one indexed column, so that no round waits."""
+        """Renew what expires soon, if it is time: in the background, after one indexed query."""
         if self._thread is not None and self._thread.is_alive():
             return
         if not is_due(now_s, self._due_s, PERIOD_S):

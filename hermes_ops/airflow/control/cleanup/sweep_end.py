@@ -83,10 +83,11 @@ def cannot_start(sweep: SweepState, now_s: float) -> CloseRecord | None:
 
 
 def reached_target(sweep: SweepState, now_s: float) -> CloseRecord | None:
-    """Which trial has a value as good as the target and keeps every bound: the lowest number.
+    """Return that a trial has reached the target and keeps every bound; None while none has.
 
-    A trial that failed has none: it leaves no model. The bounds are looked at in each round, so it
-    does not matter which of a step's metrics is reported first.
+    Of several it names the one with the lowest number. A trial that failed has reached none, as it
+    leaves no model. The bounds are looked at in each round, so it does not matter which of a step's
+    metrics is reported first.
     """
     config = sweep.spec.config
     objective = config.objective
@@ -174,7 +175,7 @@ def passed_deadline(sweep: SweepState, now_s: float) -> CloseRecord | None:
 
 
 def service_gpu_s(sweep: SweepState, now_s: float) -> float:
-    """GPU-seconds of the sweep up to now, the segments under way included.
+    """Return the GPU-seconds of the sweep up to now, with those of running segments.
 
     Those of trials that no policy is offered count too, such as all that wait while the DAG is
     paused, and those before a trial began from scratch.
