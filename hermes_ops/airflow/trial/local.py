@@ -45,6 +45,8 @@ LINE_BYTES = 65_536
 KILLED_WITHIN_S = 10.0
 STATUS_PERIOD_S = 5.0
 _KILLED = -9
+_STOPPED_AT_START = -15
+"""hermes-trial dies of SIGTERM only while its interpreter starts: its script has not begun."""
 
 START_ALONE_S = 0.25
 """Seconds that a segment's start has the processor to itself: writing to Airflow's database
@@ -258,7 +260,8 @@ class LocalSegment:
             wait([self._exited.fileno()], seconds)
         if self._process.poll() is None and time.monotonic() >= self._deadline.next_s:
             self._kill()
-        return self._process.poll() if self._killed_code is None else self._killed_code
+        code = self._process.poll() if self._killed_code is None else self._killed_code
+        return PREEMPTED if code == _STOPPED_AT_START else code
 
     def stop(self) -> None:
         """Tell it to checkpoint and exit."""

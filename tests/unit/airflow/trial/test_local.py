@@ -21,6 +21,7 @@ from hermes_ops.airflow.trial.trial_task import reschedule_delay_s
 from hermes_ops.config.fields import OF_ONE_TRIAL
 from hermes_ops.errors import HermesError
 from hermes_ops.moved_paths import FILE, MovedPaths
+from hermes_ops.trial.outcome import PREEMPTED
 from hermes_ops.trial.supervisor.options import parse
 from tests.unit.airflow.builders import lease
 
@@ -138,6 +139,20 @@ def test_a_script_that_outlives_its_trial_is_told_once_more_when_patience_ends(
     finally:
         monkeypatch.undo()
         own.finish()
+
+
+def test_a_process_that_is_stopped_before_it_handles_signals_is_preempted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_ops.airflow.trial.local.trial_command", lambda *_: ["sleep", "60"])
+    own = replace(lease(), directory=str(tmp_path))
+    segment = LocalSegment(own, TrialFolder(tmp_path / "trial"), "s", 3, "gpus", print)
+    segment.prepare()
+    segment.stop()
+    try:
+        assert segment.wait(60.0) == PREEMPTED
+    finally:
+        segment.finish()
 
 
 @pytest.mark.parametrize("name", ["PYTHONHOME", "PYTHONPATH"])
