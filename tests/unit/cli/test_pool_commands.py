@@ -106,7 +106,9 @@ def test_a_pool_without_slots_is_said_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hermes_ops.stack.airflow_service.set_pool", lambda *_: None)
-    setter = _SlotSetter(AirflowCredentials("http://airflow", token="t"), "gpus", ": no node has any")
+    setter = _SlotSetter(
+        AirflowCredentials("http://airflow", token="t"), "gpus", ": no node has any"
+    )
     for slots in (0, 0, 2):
         setter.set(slots)
     said = ["The pool gpus has 0 slots: no node has any", "The pool gpus has 2 slots"]
