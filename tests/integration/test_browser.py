@@ -28,6 +28,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 import hermes_ops
+from hermes_ops.core.summary import SweepSummary, TrialSummary
+from hermes_ops.report import Background
+from hermes_ops.report.page import page
 from hermes_ops.tracking import Tracker
 
 pytestmark = [
@@ -278,6 +281,20 @@ def test_a_report_draws_all_its_pictures_without_a_network(
     assert [e["message"] for e in chromium.get_log("browser")] == []
     outside = [url for _, url in _requests(chromium) if not url.startswith(("file:", "data:"))]
     assert outside == []
+
+
+def test_a_report_with_long_names_is_no_wider_than_its_window(
+    chromium: Any, tmp_path: Path
+) -> None:
+    trial = TrialSummary(0, "finished", {"k" * 60: "q" * 200}, final=0.5, best=0.5, steps=5)
+    summary = SweepSummary("s" * 250, "finished", (trial,), "m" * 250, "minimize", 60.0)
+    path = tmp_path / "report.html"
+    path.write_text(page(summary, {}, (), Background()))
+    chromium.get(path.as_uri())
+    whole, seen = chromium.execute_script(
+        "return [document.documentElement.scrollWidth, innerWidth]"
+    )
+    assert whole <= seen
 
 
 def test_one_address_opens_a_sweeps_trials_in_mlflow_as_a_table_and_as_curves(
