@@ -26,6 +26,11 @@ AIRFLOW_TEAMS_NOTE = (
     "DAG. The page Usage in Airflow counts the sweeps of {} by their DAGs."
 )
 """A note for quotas whose teams are those of Airflow's multi-team mode."""
+NO_QUOTA_NOTE = (
+    "No controller of the pool {} has worked in this state folder (HERMES_HOME): its quota is not "
+    "known here, so no sweep has a team and nothing counts as borrowed. The page Usage in Airflow "
+    "knows it."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -72,10 +77,13 @@ def usage(
 
 
 def _pool_quota(connection: Connection) -> PoolQuota | None:
-    """Return the quota of the pool, None without one."""
+    """Return the quota of the pool, None without one; say so where it cannot be known."""
+    from hermes_ops.airflow.control.pool_file import view_path
     from hermes_ops.airflow.control.quota_settings import QuotaSettings
 
     settings = QuotaSettings.of_pool(connection.pool)
+    if settings is None and not view_path(connection.pool).exists():
+        typer.echo(NO_QUOTA_NOTE.format(connection.pool), err=True)
     return None if settings is None else settings.quota
 
 

@@ -148,6 +148,22 @@ def test_it_is_said_that_teams_of_dags_are_counted_by_the_page_alone(
     assert "counts the sweeps of vision by their DAGs" in err
 
 
+def test_it_is_said_where_the_quota_of_the_pool_cannot_be_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def notes() -> str:
+        monkeypatch.setattr(sys, "argv", ["hermes", "usage", "--since", "2026-11-01"])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capsys.readouterr().err
+
+    assert notes() == ""
+    QuotaSettings.file("gpus").unlink()
+    assert "its quota is not known here" in notes()
+    (tmp_path / "pool-gpus.json").write_text("{}")
+    assert notes() == ""
+
+
 def test_a_table_names_who_is_not_known_and_says_when_there_is_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
