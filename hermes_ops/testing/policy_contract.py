@@ -5,15 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.core.guards import Aging, AntiThrash
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Policy, Snapshot, Stop
+from hermes_ops.core.model import (
+    Action,
+    Gpu,
+    Job,
+    JobId,
+    Phase,
+    Plan,
+    Point,
+    Policy,
+    Resize,
+    Snapshot,
+    Start,
+    Stop,
+)
 from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.plan import check, diff, explained
 from hermes_ops.policies import needs_shares, sizes_jobs
@@ -27,11 +40,15 @@ from hermes_ops.testing.worlds import (
     built,
     elastic_workloads,
     histories,
+    snapshots,
     workloads,
 )
 
 EXPONENT = r"\de\+(?:0\d|1[0-4])\b"
 """A power of ten where a plain number can stand: below 1e15, as in `hermes_ops.core.amounts`."""
+
+INSTANTS = ("submitted_s", "deadline_s", "service_at_s", "started_s", "waiting_since_s")
+"""The fields of a job that are an instant."""
 
 
 class PolicyContract:
@@ -116,6 +133,46 @@ class PolicyContract:
         stays = {grant.job for grant in plan.grants}.union(plan.ends)
         for job, gpus in snapshot.held.items():
             assert job in stays or used.intersection(gpus)
+
+    @staticmethod  # hypothesis wants no instance of the class
+    @given(data=st.data())
+    @settings(max_examples=20, deadline=None)
+    def test_a_plan_is_the_same_from_any_origin_of_time(name: str, data: st.DataObject) -> None:
+        """The origins are weeks apart: a policy may have rounds, and know hour and weekday."""
+        policy = built(name, data.draw(st.sampled_from(["bare", "guarded"])))
+        earlier, now = (on_ticks(data.draw(snapshots(name))) for _ in range(2))
+        plans = []
+        for origin_s in (0.0, 1_500 * 7 * 86_400.0):
+            _, memory = policy.decide(later(earlier, origin_s), policy.initial())
+            snapshot = later(now, origin_s)
+            plan = explained(snapshot, policy.decide(snapshot, memory)[0])
+            review_s = None if plan.review_at_s is None else plan.review_at_s - origin_s
+            texts = {job: reason.text for job, reason in plan.reasons.items()}
+            grants = sorted(plan.grants, key=lambda grant: grant.job)
+            plans.append((review_s, grants, plan.ends, plan.ranking, texts))
+        (review_s, *plain), (review_then_s, *then) = plans
+        assert then == plain
+        assert review_then_s == pytest.approx(review_s, abs=1e-3)
+
+    @staticmethod  # hypothesis wants no instance of the class
+    @given(data=st.data())
+    @settings(max_examples=20, deadline=None)
+    def test_what_a_plan_has_changed_is_not_changed_again_at_once(
+        name: str, data: st.DataObject
+    ) -> None:
+        """Nothing is stopped or resized; another job may start on GPUs that became free."""
+        policy = built(name, "bare")
+        snapshot, memory = data.draw(snapshots(name)), policy.initial()
+        jobs = tuple(job for job in snapshot.jobs if job.phase is not Phase.STOPPING)
+        snapshot = replace(snapshot, jobs=jobs)
+        assume(len(snapshot.retained) == len(snapshot.holding))
+        changes: list[tuple[Action, ...]] = []
+        for _ in range(3):
+            plan, memory = policy.decide(snapshot, memory)
+            changes.append(diff(snapshot, plan))
+            snapshot = applied(snapshot, changes[-1])
+        assert all(isinstance(action, Start) for action in chain(*changes[1:]))
+        assert not changes[2]
 
     @pytest.mark.parametrize("wrapper", ["bare", "guarded"])
     def test_a_job_of_one_node_starts_there_once_a_gpu_is_free_there(
@@ -214,6 +271,59 @@ class PolicyContract:
         for work in workload.jobs:
             own = [s for s in run.segments if s.job == work.id]
             assert all(b.begin_s - a.end_s <= bound_s for a, b in pairwise(own))
+
+
+def later(snapshot: Snapshot, seconds: float) -> Snapshot:
+    """Return the same snapshot that many seconds later, each instant in it included."""
+    jobs = []
+    for job in snapshot.jobs:
+        instants = {name: getattr(job, name) for name in INSTANTS}
+        moved = {name: at + seconds for name, at in instants.items() if at is not None}
+        jobs.append(replace(job, **moved))
+    return Snapshot(snapshot.time_s + seconds, snapshot.gpus, tuple(jobs))
+
+
+def on_ticks(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with instants that are exact however far from the origin they are."""
+    jobs = []
+    for job in snapshot.jobs:
+        times = {name: getattr(job, name) for name in (*INSTANTS, "service_gpu_s")}
+        exact = {name: round(at * 64) / 64 for name, at in times.items() if at is not None}
+        jobs.append(replace(job, **exact))
+    return replace(snapshot, jobs=tuple(jobs))
+
+
+def applied(snapshot: Snapshot, actions: Sequence[Action]) -> Snapshot:
+    """Return the snapshot once these actions are made, at the same instant."""
+    changed = {action.job: action for action in actions}
+    jobs = (_after(job, changed.get(job.id), snapshot.time_s) for job in snapshot.jobs)
+    return replace(snapshot, jobs=tuple(jobs))
+
+
+def _after(job: Job, action: Action | None, now_s: float) -> Job:
+    if action is None:
+        return job
+    charged = replace(job, service_gpu_s=job.attained_gpu_s(now_s), service_at_s=None)
+    if isinstance(action, Stop):
+        return _stopped(charged, action, now_s)
+    return _started(charged, action, now_s)
+
+
+def _stopped(job: Job, action: Stop, now_s: float) -> Job:
+    phase = Phase.ENDED if action.final else Phase.WAITING
+    return replace(
+        job, phase=phase, gpus_held=(), share_held=1.0, batch_held=None, started_s=None,
+        waiting_since_s=now_s, preemptions=job.preemptions + 1,
+    )  # fmt: skip
+
+
+def _started(job: Job, action: Start | Resize, now_s: float) -> Job:
+    return replace(
+        job, phase=Phase.STARTING, gpus_held=action.gpus, share_held=action.share,
+        batch_held=action.batch, started_s=now_s, service_at_s=now_s, waiting_since_s=None,
+        steps_at_start=job.last_step, segments=job.segments + 1,
+        configuration=job.configuration or (("rate", 0.5),),
+    )  # fmt: skip
 
 
 def _with_packed_curve(job: Job) -> Job:
