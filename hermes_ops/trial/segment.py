@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from hermes_ops.trial.ports import ReservedPort
 
 _GPU_WAIT_S = 10.0
+_REAPER_LOST = (errno.EPIPE, errno.ECONNRESET, errno.ESRCH)
+"""What the connection to a reaper answers once it is gone; no program is refused so."""
 _KEPT_FILES = ("lock", "nudge", "sent.json")
 """Files of a trial's folder that its task or its lock needs while the trial begins from scratch."""
 _STORE_VARIABLE = "HERMES_CHECKPOINT_STORE"  # the folder that the sweep names
@@ -445,8 +447,12 @@ def _command(options: SegmentOptions) -> tuple[str, ...]:
 def _cannot_start(options: SegmentOptions, error: OSError, has_trained: bool) -> SegmentEnding:
     """Return the failure of a script whose process cannot be started: it names the wrong key.
 
-    A folder that is not there may be on a disk that is away: that is tried again.
+    A folder that is not there may be on a disk that is away: that is tried again. A reaper that was
+    killed before it has started the script is no failure of it.
     """
+    if error.errno in _REAPER_LOST:
+        reason = "the process that starts the script was killed"
+        return SegmentEnding(SegmentOutcome.INTERRUPTED, reason, INFRASTRUCTURE)
     directory, program = options.directory, _command(options)[0]
     cause = Cause.OTHER if may_start_later(error.errno) else Cause.CANNOT_START
     if directory is not None and not os.path.isdir(directory):

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -65,11 +66,19 @@ def test_a_torn_status_is_as_none(text: str) -> None:
     assert found.status() == {}
 
 
-def test_a_status_that_cannot_be_read_is_named() -> None:
+def test_a_status_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("hermes_ops.airflow.folders.confined", fail)
+    with pytest.raises(HermesError, match=r"status\.json cannot be read: Input/output error"):
+        folder().status()
+
+
+def test_a_folder_that_a_script_has_made_in_the_place_of_its_status_is_none() -> None:
     found = folder()
     (found.path / "status.json").mkdir()
-    with pytest.raises(HermesError, match=r"status\.json cannot be read"):
-        found.status()
+    assert found.status() == {}
 
 
 def test_the_torn_last_line_of_a_killed_segment_is_passed_over() -> None:
@@ -80,11 +89,13 @@ def test_the_torn_last_line_of_a_killed_segment_is_passed_over() -> None:
 def test_a_killed_segment_is_counted_and_charged_once_it_is_closed() -> None:
     killed = folder(begin(1, 10.0, 0), end(1, 14.0, "preempted"), begin(2, 20.0, 0, 1))
     accounts = Accounts.from_segments(killed.segments())
-    assert accounts == Accounts(((10.0, 14.0),), (1,), 4.0, 2, 1)
+    span = ((10.0, 14.0),)
+    assert accounts == Accounts(span, (1,), 4.0, 2, 1, held=span)
     with (killed.path / "segments.jsonl").open("a") as file:
         file.write(json.dumps(end(2, 25.0, "killed")) + "\n")
     accounts = Accounts.from_segments(killed.segments())
-    assert accounts == Accounts(((10.0, 14.0), (20.0, 25.0)), (1, 2), 14.0, 2, 1)
+    spans = (*span, (20.0, 25.0))
+    assert accounts == Accounts(spans, (1, 2), 14.0, 2, 1, held=spans)
 
 
 def test_a_segment_in_which_the_clock_was_set_back_costs_nothing_instead_of_less() -> None:
@@ -94,7 +105,8 @@ def test_a_segment_in_which_the_clock_was_set_back_costs_nothing_instead_of_less
 
 def test_a_stop_without_a_checkpoint_is_a_preemption_too() -> None:
     found = folder(begin(1, 10.0), end(1, 11.0, "interrupted"))
-    assert Accounts.from_segments(found.segments()) == Accounts(((10.0, 11.0),), (1,), 1.0, 1, 1)
+    span = ((10.0, 11.0),)
+    assert Accounts.from_segments(found.segments()) == Accounts(span, (1,), 1.0, 1, 1, held=span)
 
 
 def test_an_end_without_a_begin_is_passed_over() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hermes_ops.trial.outcome import INFRASTRUCTURE
 from hermes_ops.trial.processes.record import forget_ended, recorded
 from hermes_ops.trial.processes.tree import (
     Descendants,
@@ -325,3 +326,28 @@ def test_the_record_lies_where_the_next_start_looks(tmp_path: Path) -> None:
         assert json.loads(path.read_text())["trial"] == "0"
     finally:
         world.close()
+
+
+REAPER_IS_KILLED_AT_ONCE = """
+import os, signal, sys
+from hermes_ops.trial import segment
+fork_reaper = segment.fork_reaper
+def fork_and_kill(**options):
+    reaper = fork_reaper(**options)
+    os.kill(reaper.pid, signal.SIGKILL)
+    os.waitpid(reaper.pid, 0)
+    return reaper
+segment.fork_reaper = fork_and_kill
+sys.exit(segment.run(sys.argv[1:]))
+"""
+
+
+def test_a_reaper_that_is_killed_before_the_script_starts_is_no_failure_of_it(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", REAPER_IS_KILLED_AT_ONCE, "--dir", str(tmp_path)]
+    words = ["--epoch", "1", "--objective", "loss", "--", sys.executable, "-c", "pass"]
+    ended = subprocess.run([*command, *words], capture_output=True, check=False, text=True)
+    assert ended.returncode == INFRASTRUCTURE, ended.stdout + ended.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["outcome"], result["cause"]) == ("interrupted", "")

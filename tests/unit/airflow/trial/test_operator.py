@@ -51,6 +51,7 @@ from hermes_ops.airflow.trial.segment_run import (
 from hermes_ops.airflow.trial.trial_task import TrialTask
 from hermes_ops.errors import HermesError, NotAllowed
 from hermes_ops.trial.locks import lock_file
+from hermes_ops.trial.outcome import PREEMPTED
 from tests.unit.airflow.builders import SWEEP, DictStore, FakeFeed, flag, lease, segment
 
 
@@ -696,7 +697,7 @@ def test_a_process_made_ready_without_the_variables_of_connections_gives_way(
     own = granted(tmp_path)
     folder = enter(DictStore({LEASE_KEY: encode(own)}), own, **options)
     first, second = launched
-    assert (first.wait(0.0), second.wait(0.0)) == (-15, 3)
+    assert (first.wait(0.0), second.wait(0.0)) == (PREEMPTED, 3)
     assert len(folder.segments()) == 1
 
 
