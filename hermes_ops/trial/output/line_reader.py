@@ -11,6 +11,8 @@ from hermes_ops.trial.redaction import Mask
 LINE_LIMIT_BYTES = 65_536  # of a longer line only the beginning is read
 TAIL_LINES = 50
 TAIL_LINE_CHARACTERS = 2000
+# torchrun's summary has six such lines a rank, behind which the script's exception would be lost.
+_OF_A_RANK = re.compile(r"\[\d+\]:$|  (?:time|host|rank|exitcode|error_file|traceback) *: ")
 
 _ENDS = re.compile(rb"(\r*\n|\r+)")
 _ESCAPES = re.compile(
@@ -72,7 +74,10 @@ class LineReader:
 
     @property
     def tail(self) -> list[str]:
-        """The last lines, masked; of one that was rewritten by carriage returns the last state."""
+        """The last lines, masked; of one that was rewritten by carriage returns the last state.
+
+        What torchrun says of single ranks at its end is left out.
+        """
         return [self._mask.text(text)[:TAIL_LINE_CHARACTERS] for text in self._tail]
 
     def _end_line(self, rewritten: bool) -> OutputLine:
@@ -81,7 +86,7 @@ class LineReader:
         shown = text[: TAIL_LINE_CHARACTERS + self._mask.longest]
         if self._rewrite and self._tail:
             self._tail[-1] = shown if shown.strip() else self._tail[-1]
-        else:
+        elif rewritten or not _OF_A_RANK.match(shown):
             self._tail.append(shown)
         self._rewrite = rewritten
         return OutputLine(text, rewritten)

@@ -13,11 +13,13 @@ from hermes_ops.trial.failure import (
     classify,
     is_error_at_stop,
     is_final,
+    last_line,
     lines_since,
     may_start_later,
     no_objective,
 )
 from hermes_ops.trial.outcome import SegmentEnding, SegmentFacts, SegmentOutcome, judge
+from hermes_ops.trial.output.line_reader import LineReader
 
 FRAME = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>']
 
@@ -37,6 +39,15 @@ TORCHRUN = [
     "  exitcode  : 1 (pid: 13796) ",
     "============================================================",
 ]
+RANK = """\
+[{0}]:
+  time      : 2026-11-30_04:21:19
+  host      : node-a
+  rank      : {0} (local_rank: {0})
+  exitcode  : 1 (pid: 1379{0})
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
 HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
 
 NOT_AGAIN: dict[str, tuple[int, list[str], Cause]] = {
@@ -200,6 +211,16 @@ def test_a_program_that_is_not_there_never_starts_and_one_on_a_lost_disk_may() -
 def test_whatever_a_script_prints_it_is_classified(code: int, tail: list[str]) -> None:
     assert isinstance(classify(code, tail).cause, Cause)
     assert isinstance(is_error_at_stop(code, tail), bool)
+
+
+def test_the_summary_of_many_ranks_does_not_hide_what_the_script_has_raised() -> None:
+    summary = [*TORCHRUN[:-3], *(line for n in range(8) for line in RANK.format(n).splitlines())]
+    printed = [*raised("ModuleNotFoundError: No module named 'foo'"), *summary, *TORCHRUN[-3:]]
+    reader = LineReader()
+    reader.feed("".join(f"{line}\n" for line in printed).encode())
+    failure = classify(1, reader.tail)
+    assert failure.cause is Cause.MISSING_MODULE
+    assert last_line(reader.tail) == "ModuleNotFoundError: No module named 'foo'"
 
 
 ERRORS_AT_STOP = {
