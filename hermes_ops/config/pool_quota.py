@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from hermes_ops.config.fields import Model, Name
+from hermes_ops.config.fields import Model, Name, refusal
 from hermes_ops.config.files import Document, KeyPath, read_document
 from hermes_ops.config.problems import Violation, nearest, translate_errors, violation, with_line
 from hermes_ops.core.priority_class import (
@@ -26,8 +26,16 @@ _HOUR_S = 3_600.0
 _MOST_GPUS = 1_000_000
 _MOST_NAMES = 10_000
 
-PersonName = Annotated[str, Field(min_length=1, max_length=250, examples=["ann"])]
-TeamName = Annotated[str, Field(min_length=1, max_length=250, examples=["vision"])]
+
+def _without_blanks_around(name: str) -> str:
+    if name != name.strip():
+        raise refusal("a name without blanks around it", f"write {name.strip()}")
+    return name
+
+
+_Bare = AfterValidator(_without_blanks_around)
+PersonName = Annotated[str, Field(min_length=1, max_length=250, examples=["ann"]), _Bare]
+TeamName = Annotated[str, Field(min_length=1, max_length=250, examples=["vision"]), _Bare]
 AirflowTeam = Annotated[str, Field(min_length=1, max_length=50, examples=["vision"])]
 GpuCount = Annotated[int, Field(ge=0, le=_MOST_GPUS, examples=[4])]
 SweepCount = Annotated[int, Field(ge=0, le=1_000_000, examples=[2])]

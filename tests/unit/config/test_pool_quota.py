@@ -53,6 +53,8 @@ def test_a_team_of_airflow_counts_before_the_owner_of_a_sweep(tmp_path: Path) ->
         ("teams: [{name: a, guarantee: 2}]", "teams[0].guarantee", "did you mean guaranteed?"),
         ("teams: [{guaranteed: 2}]", "teams[0].name", "nothing"),
         ("team: []", "team", "did you mean teams?"),
+        ("teams: [{name: a, users: [' ann']}]", "teams[0].users[0]", "without blanks around it"),
+        ("teams: [{name: 'a '}]", "teams[0].name", "Fix: write a"),
         ("teams: [{name: a}, {name: a}]", "teams[1].name", "each name once"),
         ("teams: [{name: a, users: [x]}, {name: b, users: [x]}]", "teams[1].users[0]", "in 'a'"),
         (
