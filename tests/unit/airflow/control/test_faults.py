@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -315,6 +316,7 @@ class World:
         patch.setattr(SweepSpec, "from_run", watched)
         patch.setattr(Controller, "_current_policy", lambda _: InTurn())
         patch.setattr(AirflowCluster, "wait", lambda own, _: own._run_upkeep())
+        patch.setattr("hermes_ops.airflow.control.cluster.QUICK_VIEW_S", inf)  # each round has one
         return controller
 
     def play_on(self, patch: pytest.MonkeyPatch, rounds: int, round_s: float = 1.0) -> None:
