@@ -130,9 +130,10 @@ def _drops(problem: SizingProblem, known: KnownSteps, slice_s: float) -> dict[Jo
 
 def _left_by_restart(job: Job, slice_s: float) -> float:
     """Return the part of a drop that is left where a running job changes its size."""
-    switch_s = job.switch_s or 0.0
-    until_next_s = RESTART_SLICES * max(slice_s, switch_s)
-    return until_next_s / (until_next_s + switch_s)
+    if not job.switch_s:
+        return 1.0
+    until_next_s = RESTART_SLICES * max(slice_s, job.switch_s)
+    return until_next_s / (until_next_s + job.switch_s)
 
 
 def _slices_s(

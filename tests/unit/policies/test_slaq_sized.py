@@ -70,6 +70,13 @@ def test_a_trial_is_not_restarted_for_less_than_the_restart_takes(
     assert sizes(4, held) == {"a/0": size}
 
 
+def test_a_trial_whose_steps_took_no_time_that_a_clock_shows_has_a_size() -> None:
+    curve = (Point(1, 8.0, 0.0), Point(2, 4.0, 0.0))
+    snapshot = Snapshot(100.0, (Gpu(0),), (replace(trial(0, ()), curve=curve, max_gpus=1),))
+    plan, _ = SlaqSized().decide(snapshot, None)
+    assert [len(grant.gpus) for grant in plan.grants] == [1]
+
+
 def test_a_dip_does_not_hide_a_faster_size_of_twice_the_gpus() -> None:
     drops = Drops((4, 5, 8), (1.0, 0.9, 1.8))
     gain, larger = drops.next(0, 4)
