@@ -269,7 +269,7 @@ def _is_of_result(name: str, value: object) -> bool:
     return isinstance(value, _RESULT_KINDS.get(name, object))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _warn_once(message: str) -> None:
     log.warning(message)
 
@@ -347,6 +347,17 @@ class Accounts:
         batches = tuple(s.get("batch") for s in ended)
         known = batches if any(batch is not None for batch in batches) else ()
         return cls(spans, sizes, service, len(segments), preemptions, known, tuple(held))
+
+    def entered_in(self, record: SegmentRecord) -> SegmentRecord:
+        """Return the record with this use of GPUs; its counts of segments stay."""
+        return replace(
+            record,
+            spans=self.spans,
+            sizes=self.sizes,
+            held=self.held,
+            batches=self.batches,
+            service_gpu_s=self.service_gpu_s,
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:

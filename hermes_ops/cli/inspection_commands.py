@@ -73,7 +73,6 @@ def show(
     home: Home = None,
 ) -> None:
     """Show a sweep: its state and the reason, its trials, the best one, its pages."""
-
     connection = Connection.from_home(home)
     place = locate_or_explain(connection, sweep)
     details = current_document(connection, place) | origin(connection, place)

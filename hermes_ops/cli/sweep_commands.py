@@ -176,7 +176,6 @@ def _load(file: Path, overrides: Sequence[str] | None) -> tuple[SweepConfig, str
 
 def watch(sweep: SweepId, *, as_json: Json = False, home: Home = None) -> None:
     """Show the trials of a sweep until it has ended."""
-
     connection = Connection.from_home(home)
     _follow(connection, locate_or_explain(connection, sweep), as_json=as_json)
 
@@ -273,7 +272,6 @@ def report(
     home: Home = None,
 ) -> None:
     """Write a sweep's report (page, pictures, tables) from what MLflow holds now."""
-
     if out.exists() and not out.is_dir():
         raise HermesError(f"{out} is a file: name a folder with --out.")
     connection = Connection.from_home(home)

@@ -191,7 +191,7 @@ class SweepSummary:
 
     @property
     def objective(self) -> str:
-        """What the best trial is the best in, as `minimize loss`."""
+        """The direction and the metric of the objective, as `minimize loss`."""
         return objective_text(self.direction, self.metric)
 
     @property

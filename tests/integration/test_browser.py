@@ -254,6 +254,7 @@ def test_a_page_shows_parts_that_have_come_and_removes_those_that_have_gone(
     _until(chromium, lambda d: _text(d, "main") == "holders pool teams queue decisions")
     served[:] = ["queue"]
     _until(chromium, lambda d: _text(d, "main") == "queue")
+    assert _text(chromium, "main") == "queue"
 
 
 def test_a_report_draws_all_its_pictures_without_a_network(

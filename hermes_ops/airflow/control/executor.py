@@ -376,14 +376,7 @@ def with_open_use(trial: TrialRecords, folder: TrialFolder) -> SegmentRecord | N
     if lease.pod is None:
         segments = all_ended(segments, record.epoch, folder.last_sign_s())
     used = closed_use(segments, record, start.ran_s if start else None, time.time())
-    return replace(
-        record,
-        spans=used.spans,
-        sizes=used.sizes,
-        held=used.held,
-        batches=used.batches,
-        service_gpu_s=used.service_gpu_s,
-    )
+    return used.entered_in(record)
 
 
 def _ended(

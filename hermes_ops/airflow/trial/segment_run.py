@@ -108,7 +108,7 @@ class SegmentRun:
         recorded = recorded_use(found, before, lease.epoch) if is_pod else None
         accounts = recorded or Accounts.from_segments(found)
         record = replace(
-            before,
+            accounts.entered_in(before),
             epoch=lease.epoch,
             running=True,
             started_s=before.started_s if goes_on else time.time(),
@@ -120,12 +120,7 @@ class SegmentRun:
             host="",
             gpus=lease.gpus,
             steps_at_start=before.step,
-            spans=accounts.spans,
-            sizes=accounts.sizes,
-            held=accounts.held,
-            batches=accounts.batches,
             batch=lease.samples,
-            service_gpu_s=accounts.service_gpu_s,
             segments=accounts.segments + 1,
             preemptions=accounts.preemptions,
             resizing=False,
@@ -360,15 +355,10 @@ def closed(
     else:
         accounts = recorded_use(segments, record)
     over = replace(
-        record,
+        accounts.entered_in(record),
         running=False,
         ended_s=time.time(),
         outcome=outcome,
-        spans=accounts.spans,
-        sizes=accounts.sizes,
-        held=accounts.held,
-        batches=accounts.batches,
-        service_gpu_s=accounts.service_gpu_s,
         segments=max(1, accounts.segments),
         preemptions=accounts.preemptions,
     )
