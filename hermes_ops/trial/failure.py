@@ -57,6 +57,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^[\s>]+File ("[^"]*", line \d+)|^[╰└]─')
 _LAUNCHERS = ("CalledProcessError", "ChildFailedError", "ProcessRaisedException")
 _LAUNCHER_LOG = re.compile(r"torch[./]distributed[./](?:elastic|run)\b")
+_OF_ONE_RANK = re.compile(r"\[\d+\]:$|  (?:time|host|rank|exitcode|error_file|traceback) *: ")
 _VALUE = re.compile(r"[A-Za-z_]\w* ?[=:] ?[-+]?\d")
 
 _IMPORT_ERRORS = (
@@ -258,6 +259,14 @@ def last_line(tail: Sequence[str]) -> str:
 def _own_lines(tail: Sequence[str]) -> list[str]:
     """Return the script's own last lines, without what its launcher and Python say of its end."""
     return _without_launcher([line.rstrip() for line in without_tracker(tail) if line.strip()])
+
+
+def is_of_one_rank(line: str) -> bool:
+    """Tell whether a line looks like one of torchrun's summary that is about a single rank.
+
+    There are seven a rank: so many would take the place of what the script has raised before.
+    """
+    return _OF_ONE_RANK.match(line) is not None
 
 
 def _without_launcher(lines: list[str]) -> list[str]:

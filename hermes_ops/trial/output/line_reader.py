@@ -6,13 +6,12 @@ import re
 from collections import deque
 from typing import NamedTuple
 
+from hermes_ops.trial.failure import is_of_one_rank
 from hermes_ops.trial.redaction import Mask
 
 LINE_LIMIT_BYTES = 65_536  # of a longer line only the beginning is read
 TAIL_LINES = 50
 TAIL_LINE_CHARACTERS = 2000
-# torchrun's summary has six such lines a rank, behind which the script's exception would be lost.
-_OF_A_RANK = re.compile(r"\[\d+\]:$|  (?:time|host|rank|exitcode|error_file|traceback) *: ")
 
 _ENDS = re.compile(rb"(\r*\n|\r+)")
 _ESCAPES = re.compile(
@@ -86,7 +85,7 @@ class LineReader:
         shown = text[: TAIL_LINE_CHARACTERS + self._mask.longest]
         if self._rewrite and self._tail:
             self._tail[-1] = shown if shown.strip() else self._tail[-1]
-        elif rewritten or not _OF_A_RANK.match(shown):
+        elif rewritten or not is_of_one_rank(shown):
             self._tail.append(shown)
         self._rewrite = rewritten
         return OutputLine(text, rewritten)
