@@ -95,7 +95,7 @@ def current_document(connection: Connection, place: SweepLocation) -> dict[str, 
     from hermes_ops.cli.outcome import document
 
     airflow = airflow_state(connection.airflow, place)
-    result = document(connection, place, 0)
+    result = document(connection, place)
     result["state"] = sweep_state(airflow, result["state"])
     return result
 

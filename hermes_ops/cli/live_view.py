@@ -1,12 +1,10 @@
-"""The live table of a sweep until it has ended, with notices and the number of GPUs in use."""
+"""The live table of a sweep until it has ended, with notices."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 PERIOD_S = 0.5
-COUNT_PERIOD_S, NOTICE_PERIOD_S = 0.25, 5.0
+NOTICE_PERIOD_S = 5.0
 SILENCE_S = 30.0  # then the user is told that Airflow does not answer
 STATE_PERIOD_S = 2.0  # Airflow is asked less often than the view is read: it has trials to serve
 ROWS = 40
@@ -55,16 +53,9 @@ def follow(
 
     `warnings`: those that have been shown already; None: show those that its plan has found.
     """
-    from hermes_ops.airflow.folders import home
-
     notices = Notices(connection, place, warnings)
-    monitor = GpuUsageMonitor(home())
-    monitor.start()
-    try:
-        state = _show_until_end(connection, place, quiet, notices)
-    finally:
-        most = monitor.close()
-    result = document(connection, place, most)
+    state = _show_until_end(connection, place, quiet, notices)
+    result = document(connection, place)
     result["state"] = sweep_state(state, result["state"])
     result["warnings"] = notices.warnings or []
     if not quiet:
@@ -235,48 +226,6 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         str(job["preemptions"]),
         job["reason"],
     )
-
-
-def gpus_of_live_trials(home: Path) -> list[tuple[int, ...]]:
-    """Return the GPU indices of each live `hermes-trial` of this home, from its processes alone."""
-    import psutil
-
-    from hermes_ops.stack.processes import leaders, members
-
-    held: list[tuple[int, ...]] = []
-    for leader in leaders(members(home)):
-        try:
-            gpus = leader.process.environ().get("HERMES_GPUS", "")
-        except (psutil.Error, OSError):  # it has just ended
-            continue
-        held.append(tuple(int(g) for g in gpus.split(",") if g))
-    return held
-
-
-@dataclass(slots=True)
-class GpuUsageMonitor:
-    """Counts in the background the greatest number of GPUs in use at once."""
-
-    home: Path
-    most: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start counting in a thread."""
-        self._thread = threading.Thread(target=self._loop, daemon=True)
-        self._thread.start()
-
-    def close(self) -> int:
-        """Stop counting; return the greatest number seen."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5.0)
-        return self.most
-
-    def _loop(self) -> None:
-        while not self._stop.wait(COUNT_PERIOD_S):
-            self.most = max(self.most, sum(len(g) for g in gpus_of_live_trials(self.home)))
 
 
 @dataclass(slots=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,6 @@ from hermes_ops.report.table import format_cell, settings_line
 
 if TYPE_CHECKING:
     from hermes_ops.cli.connection import Connection
-    from hermes_ops.core.summary import Segment
     from hermes_ops.tracking.summary import CollectedSweep
 
 
@@ -57,9 +54,7 @@ def _without_record(connection: Connection, place: SweepLocation) -> str:
     )
 
 
-def fetch_collection(
-    connection: Connection, place: SweepLocation, max_slots_used: int | None = None
-) -> CollectedSweep:
+def fetch_collection(connection: Connection, place: SweepLocation) -> CollectedSweep:
     """Return everything that MLflow holds of a sweep."""
     from hermes_ops.tracking.summary import collect, require_sweep
 
@@ -71,41 +66,13 @@ def fetch_collection(
         direction=config.objective.direction.value,
         max_trials=config.trial_count,
         others=config.secondary,
-        max_slots_used=max_slots_used,
     )
 
 
-def document(connection: Connection, place: SweepLocation, most_seen: int) -> dict[str, Any]:
-    """Return the JSON document of a sweep.
-
-    `most_seen`: the most GPUs that live processes on this machine held at once. If it is 0 (trials
-    in pods or on another machine, a sweep that had ended before), `max_slots_used` comes from the
-    segments that MLflow has.
-    """
-    collection = fetch_collection(connection, place, most_seen or None)
-    summary = collection.summary
-    if not most_seen:
-        summary = replace(summary, max_slots_used=most_gpus(collection.segments))
+def document(connection: Connection, place: SweepLocation) -> dict[str, Any]:
+    """Return the JSON document of a sweep."""
+    summary = fetch_collection(connection, place).summary
     return dict(json.loads(json.dumps(summary.to_document())))
-
-
-def most_gpus(segments: Iterable[Segment]) -> int:
-    """Return the most GPUs that these segments held at once; one without an end still holds them.
-
-    A GPU counts once, also where the next segment on it begins before the last one's end is noted.
-    """
-    changes: list[tuple[float, int, int]] = []
-    for segment in segments:
-        for gpu in segment.gpus:
-            changes.append((segment.start_s, 1, gpu))
-            if segment.end_s is not None:
-                changes.append((segment.end_s, -1, gpu))
-    held: Counter[int] = Counter()
-    most = 0
-    for _, change, gpu in sorted(changes):  # at one instant those that leave come first
-        held[gpu] += change
-        most = max(most, sum(count > 0 for count in held.values()))
-    return most
 
 
 def deadline_line(deadline: Mapping[str, Any]) -> str:
@@ -140,7 +107,7 @@ def usage_line(details: Mapping[str, Any]) -> str:
     """Return how long a sweep has taken, and how many GPUs it has used at once."""
     slots = details["pool_slots"]  # unknown before the first decision
     of_pool = "" if slots is None else f" of {slots}"
-    used = f"at most {details['max_slots_used'] or 0}{of_pool} GPUs in use at once"
+    used = f"at most {details['max_slots_used']}{of_pool} GPUs in use at once"
     ended_s = details.get("ended_seconds", 0.0)
     gap = f" without the {ended_s:.0f} s after an end" if ended_s else ""
     return f"{details['wall_seconds'] - ended_s:.0f} s{gap}, {used}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -173,7 +174,8 @@ class SweepSummary:
     """A sweep and its trials by number; `direction` is minimize or maximize.
 
     `metrics` are those that it names besides the objective. `ended_seconds` is the part of
-    `wall_seconds` between an end of the sweep and its continuation.
+    `wall_seconds` between an end of the sweep and its continuation, `max_slots_used` the most GPUs
+    that its segments held at once.
     """
 
     sweep: str
@@ -183,7 +185,7 @@ class SweepSummary:
     direction: str
     wall_seconds: float
     pool_slots: int | None = None
-    max_slots_used: int | None = None
+    max_slots_used: int = 0
     metrics: tuple[SecondaryMetric, ...] = ()
     reason: str = ""  # why it ended before its last trial, or failed
     deadline: DeadlineResult | None = None
@@ -224,6 +226,25 @@ class SweepSummary:
             **({"reason": self.reason} if self.reason else {}),
             **({} if self.deadline is None else {"deadline": self.deadline.to_document()}),
         }
+
+
+def most_gpus(segments: Iterable[Segment]) -> int:
+    """Return the most GPUs that these segments held at once; one without an end still holds them.
+
+    A GPU counts once, also where the next segment on it begins before the last one's end is noted.
+    """
+    changes: list[tuple[float, int, int]] = []
+    for segment in segments:
+        for gpu in segment.gpus:
+            changes.append((segment.start_s, 1, gpu))
+            if segment.end_s is not None:
+                changes.append((segment.end_s, -1, gpu))
+    held: Counter[int] = Counter()
+    most = 0
+    for _, change, gpu in sorted(changes):  # at one instant those that leave come first
+        held[gpu] += change
+        most = max(most, sum(count > 0 for count in held.values()))
+    return most
 
 
 def objective_text(direction: str, metric: str) -> str:

@@ -116,7 +116,6 @@ def _objective(summary: SweepSummary, background: Background) -> str:
 def _facts(summary: SweepSummary, background: Background) -> list[tuple[str, str]]:
     states = Counter(t.state for t in summary.trials)
     ends = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.most_common())
-    used = "–" if summary.max_slots_used is None else str(summary.max_slots_used)
     slots = "–" if summary.pool_slots is None else str(summary.pool_slots)
     budget = None if background.config is None else background.config.budget
     gpu_s = duration(sum(t.gpu_seconds for t in summary.trials))
@@ -127,7 +126,7 @@ def _facts(summary: SweepSummary, background: Background) -> list[tuple[str, str
         _wall_time(summary, None if budget is None else budget.wall_clock_seconds),
         (_of(gpu_s, None if budget is None else budget.gpu_seconds), "GPU time"),
         (str(sum(t.preemptions for t in summary.trials)), "preemptions"),
-        (f"{used} of {slots}", "slots used at most"),
+        (f"{summary.max_slots_used} of {slots}", "slots used at most"),
     ]
     if summary.deadline is not None:
         facts.append((summary.deadline.words, "deadline"))

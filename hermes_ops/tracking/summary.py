@@ -15,7 +15,7 @@ from typing import Any
 
 from hermes_ops.core.deadline import DeadlineResult
 from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric, violations
-from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary
+from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary, most_gpus
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.curves import CurveReader, SweepCurves
 from hermes_ops.tracking.rest import MISSING, legal_name
@@ -69,15 +69,12 @@ def collect(
     direction: str,
     max_trials: int,
     others: Sequence[SecondaryMetric] = (),
-    pool_slots: int | None = None,
-    max_slots_used: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> CollectedSweep:
     """Fetch a whole sweep: its trials, curves and segments, and their values of `others`.
 
     Trials 0..max_trials-1 that were never opened count as pending while the sweep runs and as
-    cancelled after its end. `pool_slots` and `max_slots_used` come from the parent's tags
-    hermes.pool_slots and hermes.max_slots_used if they are None. Raise Unavailable.
+    cancelled after its end. Raise Unavailable.
     """
     run = tracker.sweep(sweep)
     names = tuple(m.name for m in others)
@@ -87,6 +84,7 @@ def collect(
     none = {m.name: MetricOutcome() for m in others}
     unopened = "cancelled" if run.state in RUN_STATUS else "pending"
     numbers = sorted(set(range(max_trials)) | set(opened))
+    segments = tuple(segment for trial in trials for segment in trial.segments)
     summary = SweepSummary(
         sweep=sweep.sweep_id,
         state=run.state,
@@ -94,14 +92,13 @@ def collect(
         metric=metric,
         direction=direction,
         wall_seconds=_wall_s(run, clock()),
-        pool_slots=_known(pool_slots, run.tags.get("hermes.pool_slots")),
-        max_slots_used=_known(max_slots_used, run.tags.get("hermes.max_slots_used")),
+        pool_slots=_pool_slots(run),
+        max_slots_used=most_gpus(segments),
         metrics=tuple(others),
         reason=_reason(run),
         deadline=deadline_result(run),
         ended_seconds=sum(until_s - ended_s for ended_s, until_s in ended_spans_of(run.tags)),
     )
-    segments = tuple(segment for trial in trials for segment in trial.segments)
     return CollectedSweep(summary, curves.points, segments, run, trials)
 
 
@@ -164,10 +161,8 @@ def _best(values: Iterable[float], direction: str) -> float | None:
     return max(finite) if direction == "maximize" else min(finite)
 
 
-def _known(configured: int | None, tag: str | None) -> int | None:
-    if configured is not None:
-        return configured
-    value = number_in(tag)
+def _pool_slots(run: SweepRun) -> int | None:
+    value = number_in(run.tags.get("hermes.pool_slots"))
     return None if value is None else int(value)
 
 

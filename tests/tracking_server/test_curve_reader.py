@@ -213,11 +213,9 @@ def test_a_summary_is_collected_from_mlflow_alone(
 
     assert now("running") == ["finished", "running", "pending", "pending"]
     tracker.finish(runs[1], "failed")
-    tracker.finish(sweep.parent_run_id, "finished", {"hermes.max_slots_used": "2"})
+    tracker.finish(sweep.parent_run_id, "finished", {"hermes.pool_slots": "2"})
     assert now("finished") == ["finished", "failed", "cancelled", "cancelled"]
-    collected = collect(
-        tracker, sweep, metric="loss", direction="minimize", max_trials=4, pool_slots=2
-    )
+    collected = collect(tracker, sweep, metric="loss", direction="minimize", max_trials=4)
     document = collected.summary.to_document()
     assert document["best"] == document["trials"][0]
     assert document["trials"][0] == {
@@ -232,7 +230,7 @@ def test_a_summary_is_collected_from_mlflow_alone(
         "gpu_seconds": 3.0,
         "sizes": [1, 1],
     }
-    assert (document["pool_slots"], document["max_slots_used"]) == (2, 2)
+    assert (document["pool_slots"], document["max_slots_used"]) == (2, 1)
     report.write(tmp_path, collected.summary, collected.curves, collected.segments)
     tracker.log_folder(sweep.parent_run_id, tmp_path, "report")
     assert "report/report.html" in tracker.artifacts.files(sweep.parent_run_id)

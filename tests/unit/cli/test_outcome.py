@@ -1,4 +1,4 @@
-"""How many GPUs a sweep held at once, where its processes cannot be counted."""
+"""The document of a sweep, and how it is printed."""
 
 from __future__ import annotations
 
@@ -13,34 +13,12 @@ from hermes_ops.airflow.records import SweepRecord, encode
 from hermes_ops.cli.outcome import (
     deadline_line,
     document,
-    most_gpus,
     print_outcome,
     usage_line,
 )
 from hermes_ops.cli.sweep_location import SweepLocation
-from hermes_ops.core.summary import Segment
 from hermes_ops.tracking import SweepRef
 from tests.unit.simulator.recorded_sweeps import Mlflow, config
-
-
-def held(gpus: tuple[int, ...], start_s: float, end_s: float | None) -> Segment:
-    return Segment(trial=0, epoch=1, gpus=gpus, start_s=start_s, end_s=end_s)
-
-
-@pytest.mark.parametrize(
-    ("segments", "most"),
-    [
-        ([], 0),
-        ([held((0,), 0, 5), held((1,), 6, 9)], 1),
-        ([held((0,), 0, 5), held((1,), 4, 9)], 2),
-        ([held((0,), 0, 5), held((1,), 5, 9)], 1),
-        ([held((0, 1), 0, 5), held((2,), 1, None), held((0,), 6, 7)], 3),
-        ([held((0,), 0, 5), held((0,), 4.9, 9)], 1),  # a hand-over on one GPU
-        ([held((0,), 3, None), held((1,), 90, None)], 2),
-    ],
-)
-def test_gpus_at_once_are_counted_from_the_segments(segments: list[Segment], most: int) -> None:
-    assert most_gpus(segments) == most
 
 
 class Airflow:
@@ -58,13 +36,10 @@ def test_a_deadline_is_told_with_what_became_of_it(kept: bool | None, word: str)
     assert deadline_line(at) == f"Deadline 2026-12-01 07:00:00 UTC{word}"
 
 
-@pytest.mark.parametrize(("seen", "told"), [(0, 1), (4, 4)])
-def test_without_processes_here_the_document_tells_what_the_segments_held(
-    seen: int, told: int
-) -> None:
+def test_the_document_says_how_many_gpus_the_segments_held_at_once() -> None:
     connection: Any = SimpleNamespace(airflow=Airflow(), tracker=Mlflow())
     place = SweepLocation("digits-1", "mine", "1", "group")
-    assert document(connection, place, seen)["max_slots_used"] == told
+    assert document(connection, place)["max_slots_used"] == 1
 
 
 def test_before_the_first_decision_no_size_of_the_pool_is_named(

@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 
 from hermes_ops.core.summary import (
     ENDED_STATES,
+    Segment,
     alike,
     failure_lines,
     final_state,
+    most_gpus,
     sweep_state,
 )
 
@@ -88,3 +90,23 @@ def test_a_sweep_has_one_state_whatever_airflow_calls_it(
     airflow: str | None, recorded: str | None, state: str
 ) -> None:
     assert sweep_state(airflow, recorded) == state
+
+
+def held(gpus: tuple[int, ...], start_s: float, end_s: float | None) -> Segment:
+    return Segment(trial=0, epoch=1, gpus=gpus, start_s=start_s, end_s=end_s)
+
+
+@pytest.mark.parametrize(
+    ("segments", "most"),
+    [
+        ([], 0),
+        ([held((0,), 0, 5), held((1,), 6, 9)], 1),
+        ([held((0,), 0, 5), held((1,), 4, 9)], 2),
+        ([held((0,), 0, 5), held((1,), 5, 9)], 1),
+        ([held((0, 1), 0, 5), held((2,), 1, None), held((0,), 6, 7)], 3),
+        ([held((0,), 0, 5), held((0,), 4.9, 9)], 1),  # a hand-over on one GPU
+        ([held((0,), 3, None), held((1,), 90, None)], 2),
+    ],
+)
+def test_gpus_at_once_are_counted_from_the_segments(segments: list[Segment], most: int) -> None:
+    assert most_gpus(segments) == most
