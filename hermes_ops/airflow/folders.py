@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from hermes_ops.airflow.records import (
     CorrectedStart,
+    Ending,
     Lease,
     Notice,
     RecordedUse,
@@ -34,9 +35,10 @@ from hermes_ops.confined_folder import (
 )
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.checkpoint_store.store import safe_name
-from hermes_ops.trial.files import PathBelow, parse_object, replace_file
+from hermes_ops.trial.files import Folder, PathBelow, parse_object, replace_file
 from hermes_ops.trial.locks import BusyError, lock_file
 from hermes_ops.trial.outcome import SegmentOutcome
+from hermes_ops.trial.segment_records import close_segment
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ log = logging.getLogger(__name__)
 # same machine or volume reads them before Airflow's store has answered. The triggerer, which may
 # hold the trial's pod, cannot reach that store at all. A lease from here prestarts a process, no
 # more: the script begins once Airflow's record says the same.
-R = TypeVar("R", Lease, StopFlag, Notice, CorrectedStart, RecordedUse)
+R = TypeVar("R", Lease, StopFlag, Notice, CorrectedStart, RecordedUse, Ending)
 
 
 def home() -> Path:
@@ -142,6 +144,8 @@ class TrialFolder:
     """The local record of its newest lease."""
     start = _PathBeside("start.json")
     """When the segment began that the triggerer holds."""
+    ending = _PathBeside("ending.json")
+    """How it has ended, for the case that MLflow does not know it yet."""
     use = _PathBeside("use.json")
     """The use of GPUs on record of a trial in pods."""
     batches = _PathBeside("batches.jsonl")
@@ -219,6 +223,21 @@ class TrialFolder:
                 found[-1].update(line)
         return tuple(found)
 
+    def end_killed(self, epoch: int, step: int, end_s: float) -> tuple[dict[str, Any], ...]:
+        """Return all segments, that of the epoch with an end at the latest at `end_s`.
+
+        A killed process has not written its end: it is written here. On a full disk only what is
+        returned has it.
+        """
+        segments = self.segments()
+        if not segments or segments[-1].get("epoch") != epoch or "end_s" in segments[-1]:
+            return segments
+        end: dict[str, Any] = {"end_s": end_s, "outcome": "killed"}
+        with contextlib.suppress(OSError):
+            close_segment(Folder(self.path), epoch, step, end["outcome"], end_s=end_s)
+            return self.segments()
+        return (*segments[:-1], {**segments[-1], **end})
+
     def record_batch(self, epoch: int, samples: int) -> None:
         """Record the samples of a step in the segment of a lease, before it begins; may raise
         OSError."""
@@ -272,15 +291,6 @@ def _is_of_result(name: str, value: object) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _warn_once(message: str) -> None:
     log.warning(message)
-
-
-def all_ended(
-    segments: tuple[dict[str, Any], ...], epoch: int, end_s: float
-) -> tuple[dict[str, Any], ...]:
-    """Return the segments with an end for that of the epoch, if it was killed."""
-    if not segments or segments[-1].get("epoch") != epoch or "end_s" in segments[-1]:
-        return segments
-    return (*segments[:-1], {**segments[-1], "end_s": end_s, "outcome": "killed"})
 
 
 @dataclass(slots=True)
@@ -452,6 +462,17 @@ def read_start(folder: TrialFolder, epoch: int) -> CorrectedStart | None:
     return start if start is not None and start.epoch == epoch else None
 
 
+def write_ending(folder: TrialFolder, ending: Ending) -> None:
+    """Try to write how a trial ends, before anything is told: the report task reads it."""
+    with contextlib.suppress(OSError):
+        _write_record(folder.ending, ending, mode=0o644)
+
+
+def read_ending(folder: TrialFolder) -> Ending | None:
+    """Return how the trial ended last; None where that is not known here."""
+    return _read_record(Ending, folder.ending)
+
+
 def write_use(folder: TrialFolder, record: SegmentRecord) -> None:
     """Try to write the use of GPUs that is on record of a trial whose pods can write its folder."""
     use = RecordedUse(record.epoch, record.held_spans, record.sizes)
@@ -505,7 +526,10 @@ def with_began(record: SegmentRecord, seen_s: float | None) -> SegmentRecord:
 
 
 def _write_record(
-    path: Path, record: Lease | StopFlag | Notice | CorrectedStart | RecordedUse, *, mode: int
+    path: Path,
+    record: Lease | StopFlag | Notice | CorrectedStart | RecordedUse | Ending,
+    *,
+    mode: int,
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(encode(record)).encode(), mode=mode)

@@ -236,6 +236,14 @@ class RecordedUse(StoredRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class Ending(StoredRecord):
+    """The final state of a trial, and the tags of its MLflow run that describe its end."""
+
+    state: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentRecord(StoredRecord):
     """The newest segment of a trial, and totals over all of its segments.
 

@@ -52,8 +52,8 @@ from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import (
     TrialFolder,
-    all_ended,
     read_start,
+    write_ending,
     write_lease,
     write_stop_flag,
     write_use,
@@ -72,10 +72,10 @@ from hermes_ops.airflow.records import (
     StopFlag,
     encode,
 )
-from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
+from hermes_ops.airflow.trial.metrics import TrialOutcome, ending_of, finish_run
 from hermes_ops.airflow.trial.pod_use import closed_use
 from hermes_ops.airflow.trial.segment_run import PAUSED, closed
-from hermes_ops.errors import HermesError
+from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,9 @@ log = logging.getLogger(__name__)
 MARKING_S = 1.0
 """Seconds of a round for marking tasks of one sweep, and for carrying out requests that a person
 made by clearing its tasks; what is left over follows in the next rounds."""
+
+MLFLOW_PAUSE_S = 60.0
+"""Seconds without a request to close a run after MLflow has not answered one."""
 
 Tags = Callable[[SweepState, TrialRecords], dict[str, str]]
 GiveUpRun = Callable[[SweepState, TrialRecords, SegmentRecord, str], None]
@@ -102,6 +105,7 @@ class Executor:
     tags: Tags
     give_up_run: GiveUpRun
     clock: Callable[[], float] = time.monotonic
+    _mlflow_due_s: float = -inf
 
     def run(
         self, sweep: SweepState, commands: Iterable[Command], now_s: float
@@ -243,13 +247,25 @@ class Executor:
         record = with_open_use(trial, sweep.folder(trial))
         record = record or SegmentRecord(epoch=lease.epoch, running=False, started_s=now_s)
         record = _ended(record, trial, command.state, command.reason, now_s)
+        outcome = TrialOutcome(command.state, command.reason)
+        write_ending(sweep.folder(trial), ending_of(outcome, record))
         self._put(sweep, trial, SEGMENT_KEY, encode(record))
-        try:
-            outcome = TrialOutcome(command.state, command.reason)
-            finish_run(self.tracker, lease.run_id, outcome, record)
-        except HermesError as error:
-            log.warning("The report task will close the run %s: %s", lease.run_id, error)
+        self._finish_run(lease.run_id, outcome, record)
         return trial
+
+    def _finish_run(self, run_id: str, outcome: TrialOutcome, record: SegmentRecord) -> None:
+        """Close a trial's run in MLflow; if it is not closed now, the report task closes it.
+
+        A server that hangs delays the round once in a while, not for each trial.
+        """
+        if self.clock() < self._mlflow_due_s:
+            return
+        try:
+            finish_run(self.tracker, run_id, outcome, record)
+        except HermesError as error:
+            log.warning("The report task will close the run %s: %s", run_id, error)
+            if isinstance(error, Unavailable):
+                self._mlflow_due_s = self.clock() + MLFLOW_PAUSE_S
 
     def _give_up(self, sweep: SweepState, command: GiveUp, now_s: float) -> TrialRecords:
         trial, reason = command.trial, command.reason
@@ -257,6 +273,7 @@ class Executor:
         record = with_open_use(trial, sweep.folder(trial))
         record = record or SegmentRecord(epoch=0, running=False, started_s=now_s, segments=0)
         record = _ended(record, trial, "failed", reason, now_s)
+        write_ending(sweep.folder(trial), ending_of(TrialOutcome("failed", reason), record))
         self._put(sweep, trial, SEGMENT_KEY, encode(record))
         self.give_up_run(sweep, trial, record, reason)
         self.faults.forget(Subject(sweep.id, trial.number))
@@ -372,9 +389,11 @@ def with_open_use(trial: TrialRecords, folder: TrialFolder) -> SegmentRecord | N
     record, lease = trial.segment, trial.lease
     if record is None or lease is None or not record.running:
         return record
-    segments, start = folder.segments(), read_start(folder, record.epoch)
+    start = read_start(folder, record.epoch)
     if lease.pod is None:
-        segments = all_ended(segments, record.epoch, folder.last_sign_s())
+        segments = folder.end_killed(record.epoch, record.step, folder.last_sign_s())
+    else:
+        segments = folder.segments()
     used = closed_use(segments, record, start.ran_s if start else None, time.time())
     return used.entered_in(record)
 

@@ -14,9 +14,27 @@ from typing import Any
 from hermes_ops import report
 from hermes_ops.airflow.control.cleanup.janitor import RESUMABLE, free_ended
 from hermes_ops.airflow.control.decisions import DecisionLog
-from hermes_ops.airflow.folders import Accounts, TrialFolder, counted_segments, sweep_folder
-from hermes_ops.airflow.records import CLOSED_TAG, FAILED_TAG, FAILURES_TAG, SegmentRecord
-from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run, save_segments
+from hermes_ops.airflow.folders import (
+    Accounts,
+    TrialFolder,
+    counted_segments,
+    read_ending,
+    sweep_folder,
+)
+from hermes_ops.airflow.records import (
+    CLOSED_TAG,
+    FAILED_TAG,
+    FAILURES_TAG,
+    OUTCOMES,
+    TASK_STATES,
+    SegmentRecord,
+)
+from hermes_ops.airflow.trial.metrics import (
+    TrialOutcome,
+    finish_run,
+    save_segments,
+    segment_facts,
+)
 from hermes_ops.config import RunIn, SweepConfig
 from hermes_ops.core.secondary_metrics import why_no_best
 from hermes_ops.core.summary import FAILED, TrialSummary, failure_lines, final_state
@@ -99,7 +117,11 @@ def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:
             tracker.add_params(run.run_id, run.unwritten)
         except Refused as error:
             log.warning("The params of trial %s are not written: %s", run.number, error)
+    _save_segments(tracker, run, folder)
     if run.state in RUN_STATUS:
+        return
+    if (known := read_ending(folder)) is not None and _is_end_of(known.state, final):
+        tracker.finish(run.run_id, known.state, known.tags)
         return
     accounts = Accounts.from_segments(counted_segments(folder))
     record = SegmentRecord(
@@ -111,8 +133,20 @@ def _settle(tracker: Tracker, sweep: str, run: TrialRun, final: str) -> None:
         segments=accounts.segments,
         preemptions=accounts.preemptions,
     )
-    save_segments(tracker, run.run_id, folder)
     finish_run(tracker, run.run_id, TrialOutcome(final, "settled after the sweep's end"), record)
+
+
+def _save_segments(tracker: Tracker, run: TrialRun, folder: TrialFolder) -> None:
+    """Store the trial's segments in MLflow, where those of this folder are not there yet."""
+    segments = tuple(segment_facts(folder))
+    is_newest = segments and segments[-1].epoch >= max((s.epoch for s in run.segments), default=0)
+    if is_newest and (run.is_open or segments != run.segments):
+        save_segments(tracker, run.run_id, folder)
+
+
+def _is_end_of(state: str, final: str) -> bool:
+    """Tell whether a trial ended in `state`, of which its task shows only `final`."""
+    return state == final or (final == OUTCOMES["skipped"] and state not in TASK_STATES)
 
 
 def _upload(

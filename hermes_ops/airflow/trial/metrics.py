@@ -16,7 +16,7 @@ from hermes_ops.airflow.folders import (
     counted_segments,
     metrics_wake_file,
 )
-from hermes_ops.airflow.records import SegmentRecord
+from hermes_ops.airflow.records import Ending, SegmentRecord
 from hermes_ops.core.summary import Segment as SegmentFact
 from hermes_ops.errors import HermesError
 
@@ -195,6 +195,11 @@ def save_segments(tracker: Tracker, run_id: str, folder: TrialFolder) -> None:
 
 def finish_run(tracker: Tracker, run_id: str, ending: TrialOutcome, record: SegmentRecord) -> None:
     """Write a trial's final state, its totals and, after a failure, its last output lines."""
+    tracker.finish(run_id, ending.state, ending_of(ending, record).tags)
+
+
+def ending_of(ending: TrialOutcome, record: SegmentRecord) -> Ending:
+    """Return what MLflow is to know of a trial's end."""
     from hermes_ops.tracking.runs import TIMINGS
 
     tags = {
@@ -215,4 +220,4 @@ def finish_run(tracker: Tracker, run_id: str, ending: TrialOutcome, record: Segm
         tags["hermes.first_failure"] = ending.first_failure[:4000]
     if record.cause and ending.state == "failed":
         tags["hermes.cause"] = record.cause
-    tracker.finish(run_id, ending.state, tags)
+    return Ending(ending.state, tags)

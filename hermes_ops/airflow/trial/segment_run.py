@@ -14,13 +14,13 @@ from hermes_ops.airflow.folders import (
     Accounts,
     TrialFolder,
     WakeFile,
-    all_ended,
     controller_wake_file,
     notice_text,
     read_start,
     read_stop_flag,
     with_began,
     with_start,
+    write_ending,
     write_start,
     write_use,
 )
@@ -37,7 +37,7 @@ from hermes_ops.airflow.records import (
     is_active,
 )
 from hermes_ops.airflow.state_store import TaskStore, read_record
-from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome
+from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome, ending_of
 from hermes_ops.airflow.trial.pod_use import closed_use, recorded_use
 from hermes_ops.core.summary import INCOMPLETE
 from hermes_ops.errors import HermesError, Unavailable
@@ -287,6 +287,7 @@ class SegmentRun:
             self._count(failure)
         reason = ending.reason[:REASON_CHARACTERS]
         self.record = replace(self.record, final=ending.state, reason=reason, resizing=False)
+        write_ending(self.folder, ending_of(ending, self.record))
         self._write()
         controller_wake_file().wake()
         self.feed.finish(ending, self.record)
@@ -347,14 +348,15 @@ def closed(
     A killed process has not written its end: that is now. Of a pod, which can write its folder,
     `ran_s` is the observed run time of its container.
     """
-    segments = folder.segments()
+    record = with_status(record, folder.status())
     if is_process:
-        accounts = Accounts.from_segments(all_ended(segments, record.epoch, time.time()))
+        segments = folder.end_killed(record.epoch, record.step, time.time())
+        accounts = Accounts.from_segments(segments)
     elif record.running:
-        accounts = closed_use(segments, record, ran_s, time.time())
+        accounts = closed_use(folder.segments(), record, ran_s, time.time())
     else:
-        accounts = recorded_use(segments, record)
-    over = replace(
+        accounts = recorded_use(folder.segments(), record)
+    return replace(
         accounts.entered_in(record),
         running=False,
         ended_s=time.time(),
@@ -362,7 +364,6 @@ def closed(
         segments=max(1, accounts.segments),
         preemptions=accounts.preemptions,
     )
-    return with_status(over, folder.status())
 
 
 def with_status(record: SegmentRecord, status: Mapping[str, Any]) -> SegmentRecord:

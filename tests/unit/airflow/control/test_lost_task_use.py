@@ -62,6 +62,7 @@ def test_a_sweep_that_ends_counts_the_segment_of_a_task_that_was_killed(last_s: 
     assert (record.final, record.running) == ("cancelled", False)
     assert record.spans == ((100.0, 150.0), (200.0, last_s))
     assert (record.sizes, record.service_gpu_s) == ((1, 2), 50.0 + 2 * (last_s - 200.0))
+    assert TrialFolder.from_sweep(SWEEP, 0).segments()[-1]["end_s"] == last_s
 
 
 def test_a_trial_marked_by_a_person_counts_the_segment_of_its_killed_task(last_s: float) -> None:

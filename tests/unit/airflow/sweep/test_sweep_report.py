@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.folders import sweep_folder
+from hermes_ops.airflow.folders import TrialFolder, sweep_folder, write_ending
+from hermes_ops.airflow.records import Ending
 from hermes_ops.airflow.sweep import sweep_report
+from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
 from hermes_ops.tracking import SweepRef, TrialRun
 from tests.unit.simulator.recorded_sweeps import Mlflow, config
@@ -21,9 +25,17 @@ class Server(Mlflow):
         self.folders: dict[str, set[str]] = {}
         self.metrics: dict[str, dict[str, float]] = {}
         self.finished = ""
+        self.ends: dict[str, tuple[str, str]] = {}
+        self.segments: dict[str, list[tuple[int, float | None]]] = {}
 
-    def finish(self, parent_run_id: str, state: str) -> None:
-        self.finished = state
+    def finish(self, run_id: str, state: str, tags: Mapping[str, str] | None = None) -> None:
+        if tags is None:
+            self.finished = state
+        else:
+            self.ends[run_id] = (state, tags.get("hermes.reason", ""))
+
+    def save_segments(self, run_id: str, segments: Sequence[Segment]) -> None:
+        self.segments[run_id] = [(s.epoch, s.end_s) for s in segments]
 
     def log_metrics(self, run_id: str, metrics: list[dict[str, Any]]) -> None:
         self.metrics[run_id] = {m["key"]: m["value"] for m in metrics}
@@ -83,3 +95,58 @@ def test_params_that_a_killed_controller_has_left_are_written_by_the_report_if_m
     closed(server)
     assert server.finished == "finished"
     assert server.params == ("0", {"rate": 0.1})
+
+
+class Open(Server):
+    """An MLflow that was away as the first trial ended: its run is still open."""
+
+    def trials(self, sweep: SweepRef, *, open_only: bool = False) -> tuple[TrialRun, ...]:
+        first, *rest = super().trials(sweep, open_only=open_only)
+        return (replace(first, state=self.ends.get("0", ("running", ""))[0]), *rest)
+
+
+SETTLED = "settled after the sweep's end"
+
+
+@pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare the report's pictures: what is in MLflow matters alone."""
+    monkeypatch.setattr(sweep_report, "_write", lambda *_: None)
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize(
+    ("known", "task", "state", "reason"),
+    [
+        ("failed", "failed", "failed", "boom"),
+        ("stopped_early", "cancelled", "stopped_early", "boom"),
+        ("cancelled", "cancelled", "cancelled", "boom"),
+        ("failed", "finished", "finished", SETTLED),  # it was resumed since
+        ("cancelled", "failed", "failed", SETTLED),
+        (None, "failed", "failed", SETTLED),
+    ],
+)
+def test_a_trial_that_ended_while_mlflow_was_away_has_its_own_state_and_reason(
+    known: str | None, task: str, state: str, reason: str
+) -> None:
+    server = Open()
+    if known is not None:
+        ending = Ending(known, {"hermes.reason": "boom"})
+        write_ending(TrialFolder.from_sweep("digits-1", 0), ending)
+    document = sweep_report.close_sweep(server, "digits-1", config(), {0: task})
+    assert server.ends == {"0": (state, reason)}
+    assert document["trials"][0]["state"] == state
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize(("epoch", "is_sent"), [(1, True), (0, False)])
+def test_an_end_that_was_written_after_a_kill_is_sent_if_mlflow_has_no_newer_segment(
+    epoch: int, is_sent: bool
+) -> None:
+    folder = TrialFolder.from_sweep("digits-1", 0)
+    folder.path.mkdir(parents=True)
+    lines = ({"epoch": epoch, "gpus": [0], "start_s": 5.0}, {"epoch": epoch, "end_s": 7.0})
+    (folder.path / "segments.jsonl").write_text("".join(json.dumps(d) + "\n" for d in lines))
+    server = Server()
+    closed(server)
+    assert server.segments == ({"0": [(epoch, 7.0)]} if is_sent else {})

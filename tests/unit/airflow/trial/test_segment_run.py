@@ -7,7 +7,6 @@ import pytest
 
 from hermes_ops.airflow.folders import (
     TrialFolder,
-    all_ended,
     counted_segments,
     write_stop_flag,
 )
@@ -30,7 +29,8 @@ def begin(store: DictStore, epoch: int = 1, **changes: Any) -> tuple[SegmentRun,
 
 
 def write(segment_run: SegmentRun, name: str, *documents: dict[str, Any]) -> None:
-    (segment_run.folder.path / name).write_text("\n".join(json.dumps(d) for d in documents))
+    lines = "".join(json.dumps(d) + "\n" for d in documents)
+    (segment_run.folder.path / name).write_text(lines)
 
 
 def stored(store: DictStore) -> SegmentRecord:
@@ -118,7 +118,31 @@ def test_a_segment_that_was_killed_has_had_its_gpus_until_now(
     monkeypatch.setattr("hermes_ops.airflow.trial.segment_run.time.time", lambda: 15.0)
     segment_run.pause("preempted")
     assert (stored(store).spans, stored(store).service_gpu_s) == (((10.0, 15.0),), 10.0)
-    assert all_ended(({**start, "epoch": 2},), 1, 15.0) == ({**start, "epoch": 2},)
+
+
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_a_killed_segment_has_its_end_in_its_folder_if_there_is_space(
+    is_disk_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = DictStore()
+    segment_run, _ = begin(store, epoch=2)
+    ended = {"epoch": 1, "end_s": 9.0, "last_step": 3, "outcome": "preempted"}
+    starts = [{"epoch": n, "gpus": [0], "start_s": 10.0 * n - 5.0, "first_step": 0} for n in (1, 2)]
+    write(segment_run, "segments.jsonl", starts[0], ended, starts[1])
+    write(segment_run, "status.json", {"epoch": 2, "step": 7})
+    monkeypatch.setattr("hermes_ops.airflow.trial.segment_run.time.time", lambda: 20.0)
+    if is_disk_full:
+        monkeypatch.setattr("hermes_ops.airflow.folders.close_segment", fail)
+    segment_run.pause("failed", failed=True)
+    assert stored(store).spans == ((5.0, 9.0), (15.0, 20.0))
+    first, second = segment_run.folder.segments()
+    assert (first["end_s"], first["outcome"]) == (9.0, "preempted")
+    end = None if is_disk_full else (20.0, 7, "killed")
+    found = tuple(second.get(name) for name in ("end_s", "last_step", "outcome"))
+    assert found == (end or (None, None, None))
 
 
 NOW_S = 1_000_000.0
