@@ -11,10 +11,10 @@ over; a trial that comes in without one all the same is sent away by its operato
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ParamSpec
 
 from hermes_ops.airflow.client import AirflowClient, TaskKey, run_page, task_page
 from hermes_ops.airflow.clock_steps import ClockSteps
@@ -69,8 +69,11 @@ from hermes_ops.core.within_quota import EARLY
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
 
+P = ParamSpec("P")
+
 log = logging.getLogger(__name__)
 
+SET_TAG = "set the tag {} in MLflow"
 RANK = "rank its trials"
 CHANGE_SLOTS = "change its slots"
 
@@ -123,7 +126,7 @@ class Applier:
     ) -> None:
         """Carry out the actions of one plan, then correct every rank that differs from it."""
         for sweep in sweeps.values():
-            self._describe_later(sweep, snapshot)
+            self._later(sweep, self._describe, sweep, snapshot)
         ends = [a for a in actions if not isinstance(a, Start)]
         taking = {
             a.job: self.requests.submit(self._preempt, *find(sweeps, a.job), a, snapshot.time_s)
@@ -254,11 +257,13 @@ class Applier:
             trials = (t for t in sweep.trials if t.number in failing and t.is_resizing)
             yield from (job_id(sweep.id, t.number) for t in trials)
 
-    def _describe_later(self, sweep: SweepState, snapshot: Snapshot) -> None:
-        """Set the tags of a sweep's run while the round goes on."""
+    def _later(
+        self, sweep: SweepState, call: Callable[P, None], *args: P.args, **named: P.kwargs
+    ) -> None:
+        """Set tags of a sweep's run while the round goes on, unless others are being set."""
         before = self._describing.get(sweep.id)
         if before is None or before.done():
-            self._describing[sweep.id] = self.background.submit(self._describe, sweep, snapshot)
+            self._describing[sweep.id] = self.background.submit(call, *args, **named)
 
     def _describe(self, sweep: SweepState, snapshot: Snapshot) -> None:
         """Set the tags of a sweep's run that say where it runs."""
@@ -308,7 +313,7 @@ class Applier:
             self.close(sweep, spent)
         if sweep.close is not None:
             if ends_by(sweep, sweep.close):
-                self._tag(sweep, sweep.close.tag, sweep.close.reason)
+                self._tag_end(sweep, sweep.close)
             self._executor.run(sweep, end_trials(sweep.trials, sweep.close), now_s)
 
     def _findings(self, sweep: SweepState) -> SweepFindings:
@@ -369,11 +374,22 @@ class Applier:
             self._executor.run(sweep, stop_all(sweep.trials), now_s)
         self.faults.end_round()
 
+    def _tag_end(self, sweep: SweepState, close: CloseRecord) -> None:
+        """Set the tag of the sweep's end before its trials end.
+
+        Once MLflow has not answered the rounds no longer wait for it.
+        """
+        step = SET_TAG.format(close.tag)
+        if any(f.subject == Subject(sweep.id) and f.step == step for f in self.faults.faults):
+            self._later(sweep, self._tag, sweep, close.tag, close.reason)
+        else:
+            self._tag(sweep, close.tag, close.reason)
+
     def _tag(self, sweep: SweepState, name: str, value: str) -> None:
         """Set a tag of the sweep's run, once for each value."""
         if self._tagged.get((sweep.id, name)) == value:
             return
-        subject, step = Subject(sweep.id), f"set the tag {name} in MLflow"
+        subject, step = Subject(sweep.id), SET_TAG.format(name)
         try:
             self.tracker.set_tags(sweep.spec.record.parent_run_id, {name: value})
         except HermesError as error:
