@@ -233,8 +233,11 @@ class TrialFolder:
         if not segments or segments[-1].get("epoch") != epoch or "end_s" in segments[-1]:
             return segments
         end: dict[str, Any] = {"end_s": end_s, "outcome": "killed"}
+        result = self.result()  # of a full disk, which took the result alone
+        reached = result.get("step", 0) if result.get("epoch") == epoch else 0
         with contextlib.suppress(OSError):
-            close_segment(Folder(self.path), epoch, step, end["outcome"], end_s=end_s)
+            last_step = max(step, reached)
+            close_segment(Folder(self.path), epoch, last_step, end["outcome"], end_s=end_s)
             return self.segments()
         return (*segments[:-1], {**segments[-1], **end})
 

@@ -134,13 +134,15 @@ def test_a_killed_segment_has_its_end_in_its_folder_if_there_is_space(
     write(segment_run, "segments.jsonl", starts[0], ended, starts[1])
     write(segment_run, "status.json", {"epoch": 2, "step": 7})
     monkeypatch.setattr("hermes_ops.airflow.trial.segment_run.time.time", lambda: 20.0)
+    result = {"epoch": 2, "outcome": "failed", "step": 8}  # the status could not be written
+    write(segment_run, "result.json", result)
     if is_disk_full:
         monkeypatch.setattr("hermes_ops.airflow.folders.close_segment", fail)
     segment_run.pause("failed", failed=True)
     assert stored(store).spans == ((5.0, 9.0), (15.0, 20.0))
     first, second = segment_run.folder.segments()
     assert (first["end_s"], first["outcome"]) == (9.0, "preempted")
-    end = None if is_disk_full else (20.0, 7, "killed")
+    end = None if is_disk_full else (20.0, 8, "killed")
     found = tuple(second.get(name) for name in ("end_s", "last_step", "outcome"))
     assert found == (end or (None, None, None))
 
