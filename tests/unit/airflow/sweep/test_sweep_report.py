@@ -129,7 +129,7 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trial_that_ended_while_mlflow_was_away_has_its_own_state_and_reason(
     known: str | None, task: str, state: str, reason: str
 ) -> None:
-    server = Open()
+    server: Any = Open()
     if known is not None:
         ending = Ending(known, {"hermes.reason": "boom"})
         write_ending(TrialFolder.from_sweep("digits-1", 0), ending)
