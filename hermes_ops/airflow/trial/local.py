@@ -29,7 +29,7 @@ from hermes_ops.config.pod import RUN_IN_VARIABLE, RunIn
 from hermes_ops.errors import HermesError
 from hermes_ops.moved_paths import MovedPaths
 from hermes_ops.trial.environment import InheritanceRule, guard_supervisor
-from hermes_ops.trial.outcome import PREEMPTED
+from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED
 from hermes_ops.trial.processes.record import KILL_AFTER_S, end_processes
 from hermes_ops.trial.processes.tree import Process, process_of
 from hermes_ops.trial.segment_records import trained_s
@@ -185,6 +185,7 @@ class LocalSegment:
     _deadline: KillDeadline = field(default_factory=KillDeadline, init=False)
     _limit_checked_s: float = field(default=-inf, init=False)
     _killed_code: int | None = field(default=None, init=False)
+    _segments_before: int = field(default=0, init=False)  # its own is on record before its script
 
     def __post_init__(self) -> None:
         """Replace the lease's paths by those of this host, and its GPUs by their indices here.
@@ -219,6 +220,7 @@ class LocalSegment:
             raise HermesError(f"the trial's process cannot be started: {error}") from error
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
+        self._segments_before = len(self.folder.segments())
         self._send_begin()
         self.wait(START_ALONE_S)
 
@@ -260,7 +262,12 @@ class LocalSegment:
             wait([self._exited.fileno()], seconds)
         if self._process.poll() is None and time.monotonic() >= self._deadline.next_s:
             self._kill()
-        code = self._process.poll() if self._killed_code is None else self._killed_code
+        if self._killed_code is not None:
+            return self._killed_code
+        code = self._process.poll()
+        if code == _KILLED and len(self.folder.segments()) <= self._segments_before:
+            self.trouble = "hermes-trial was killed before its script had begun"
+            return INFRASTRUCTURE
         return PREEMPTED if code == _STOPPED_AT_START else code
 
     def stop(self) -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from hermes_ops.airflow.trial.trial_task import reschedule_delay_s
 from hermes_ops.config.fields import OF_ONE_TRIAL
 from hermes_ops.errors import HermesError
 from hermes_ops.moved_paths import FILE, MovedPaths
-from hermes_ops.trial.outcome import PREEMPTED
+from hermes_ops.trial.outcome import INFRASTRUCTURE, PREEMPTED
 from hermes_ops.trial.supervisor.options import parse
 from tests.unit.airflow.builders import lease
 
@@ -153,6 +157,32 @@ def test_a_process_that_is_stopped_before_it_handles_signals_is_preempted(
         assert segment.wait(60.0) == PREEMPTED
     finally:
         segment.finish()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_process_that_is_killed_before_its_script_has_begun_is_no_failure_of_the_script(
+    tmp_path: Path, home: Path, is_begun: bool
+) -> None:
+    script = ("python", "-c", "import time; print('epoch=1 loss=1', flush=True); time.sleep(600)")
+    own = replace(lease(gpus=()), directory=str(tmp_path), command=script)
+    folder = TrialFolder(tmp_path / "trial")
+    folder.path.mkdir()
+    earlier = {"epoch": own.epoch, "gpus": [], "start_s": 1.0, "first_step": 0}
+    (folder.path / "segments.jsonl").write_text(json.dumps(earlier) + "\n")  # its task was killed
+    segment = LocalSegment(own, folder, "s", 3, "gpus", lambda _: None)
+    segment.prepare()
+    if not is_begun:
+        os.kill(segment.pid, signal.SIGKILL)
+    segment.start()
+    while is_begun and not (folder.metrics.exists() and folder.metrics.read_text()):
+        time.sleep(0.02)
+    if is_begun:
+        os.kill(segment.pid, signal.SIGKILL)
+    while (code := segment.wait(0.1)) is None:
+        pass
+    segment.finish()
+    assert code == (-9 if is_begun else INFRASTRUCTURE)
+    assert bool(segment.trouble) is not is_begun
 
 
 @pytest.mark.parametrize("name", ["PYTHONHOME", "PYTHONPATH"])
