@@ -43,9 +43,13 @@ AIRFLOW_TAG = "hermes.airflow_url"
 """Tag of an MLflow run: the page of its task, or of a sweep's DAG run, in Airflow."""
 
 CLOSED_TAG = "hermes.closed"
+"""Tag of a sweep's MLflow run: why it ended before its last trial."""
+
+REPLACED = "replaced by the next night's sweep"
+"""Why a nightly sweep with `overlap: replace` ended."""
+
 CONTINUED_TAG = "hermes.continued"
 """Tag of a resumed or extended sweep: the end of the DAG run before it was continued."""
-"""Tag of a sweep's MLflow run: why it ended before its last trial."""
 
 REACHED_TAG = "hermes.reached"
 """Tag of a sweep's MLflow run: which trial reached the objective's target."""

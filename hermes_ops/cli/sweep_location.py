@@ -226,11 +226,12 @@ def _to_row(
 ) -> ListedSweep:
     dag_id, run_id = _run_of(plan)
     is_whole_run = not _group(plan) and run is not None
-    state = (
-        str(run["state"])
-        if is_whole_run and run is not None
-        else state_in_group((report or {}).get("state"))
-    )
+    if plan.get("state") == "skipped":  # for Airflow a run of skipped tasks alone is a success
+        state = "skipped"
+    elif is_whole_run and run is not None:
+        state = str(run["state"])
+    else:
+        state = state_in_group((report or {}).get("state"))
     began, over = (run, run) if is_whole_run else (plan, report)
     return ListedSweep(
         sweep_id(dag_id, run_id, plan["task_id"]),

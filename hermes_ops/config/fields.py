@@ -143,7 +143,8 @@ def _cron(value: str) -> str:
     try:
         if not value.isascii() or (len(value.split()) != 5 and not value.startswith("@")):
             raise ValueError("not five fields")
-        croniter(value, datetime(2000, 1, 1, tzinfo=UTC)).get_next()
+        if value != "@quarterly":  # croniter does not know it, Airflow does
+            croniter(value, datetime(2000, 1, 1, tzinfo=UTC)).get_next()
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, AttributeError):
         raise refusal(
             "five fields (minute, hour, day, month, weekday) that come round, or @daily and the"

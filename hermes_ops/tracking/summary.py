@@ -55,7 +55,8 @@ def require_sweep(tracker: Tracker, sweep_id: str, experiment_name: str | None =
     ref = tracker.find_sweep(sweep_id, experiment_name)
     if ref is None:
         raise Refused(
-            f"MLflow at {tracker.uri} knows no sweep {sweep_id!r}. `hermes sweep list` shows them.",
+            f"MLflow at {tracker.uri} knows no sweep {sweep_id!r}. `hermes sweep list` shows all; "
+            "MLflow has none that was skipped or is not planned yet.",
             MISSING,
         )
     return ref

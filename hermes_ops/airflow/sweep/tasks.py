@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -39,6 +39,7 @@ from hermes_ops.airflow.records import (
     CONFIG_XCOM,
     END_TAGS,
     OUTCOMES,
+    REPLACED,
     SWEEP_KEY,
     CloseRecord,
     SweepRecord,
@@ -389,7 +390,10 @@ class ReportOperator(BaseOperator):
         self.connections = connections or Connections()
 
     def execute(self, context: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the best trial; fail when the sweep was never planned or has no best trial."""
+        """Return the best trial; fail when the sweep was never planned or has no best trial.
+
+        Of a night that was replaced before it had one, the task is skipped.
+        """
         from hermes_ops.airflow.sweep.sweep_report import (
             best_of,
             clear_left_disks,
@@ -410,7 +414,7 @@ class ReportOperator(BaseOperator):
         document = close_sweep(tracker, sweep, config, self._finals(ti))
         clear_left_disks(config, sweep, document)
         if document["best"] is None:
-            raise AirflowFailException(why_no_best(document, config.objective.metric))
+            self._leave_without_best(document, config.objective.metric)
         ref, best = best_of(tracker, config.name, document)
         page = report_address(tracking_uri(), ref.experiment_id, ref.parent_run_id)
         _push_addresses(ti, ref)
@@ -418,6 +422,13 @@ class ReportOperator(BaseOperator):
         for asset in self.outlets:
             context["outlet_events"][asset].extra = {**best, "report": page}
         return best
+
+    def _leave_without_best(self, document: Mapping[str, Any], metric: str) -> NoReturn:
+        """Fail; skip the report of a night that was replaced, which is no failure of the sweep."""
+        why = why_no_best(document, metric)
+        if document.get("reason") == REPLACED:
+            raise AirflowSkipException(f"{REPLACED}, before it had a best trial. {why}")
+        raise AirflowFailException(why)
 
     def _leave_unplanned(self, ti: Any) -> None:  # noqa: ANN401 - Airflow's own
         """Skip the report of a sweep that was skipped; fail for one whose plan failed."""

@@ -139,6 +139,15 @@ def test_the_list_has_the_sweeps_of_all_dags_in_the_order_of_their_runs() -> Non
     ]
 
 
+def test_a_night_that_was_skipped_is_not_listed_as_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = {"plan": "skipped", "report": "skipped"}
+    airflow: Any = Airflow(("nightly_digits", NIGHT, "success", tasks))
+    (row,) = json.loads(said(airflow, monkeypatch, "list", "--json").stdout)
+    assert (row["state"], row["end_date"]) == ("skipped", "ended")
+
+
 class Away:
     """An MLflow that does not answer."""
 

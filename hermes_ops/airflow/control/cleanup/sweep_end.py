@@ -21,6 +21,7 @@ from hermes_ops.airflow.records import (
     CONTINUED_TAG,
     FAILED_TAG,
     REACHED_TAG,
+    REPLACED,
     CloseRecord,
     SweepRecord,
     decode,
@@ -223,7 +224,7 @@ def _is_replaced(sweep: SweepSpec, newest: SweepSpec) -> bool:
 
 def replaced_by_newer(now_s: float) -> CloseRecord:
     """Return the close record of a sweep that a newer night replaces."""
-    return CloseRecord("replaced by the next night's sweep", "cancelled", now_s)
+    return CloseRecord(REPLACED, "cancelled", now_s)
 
 
 def end_deleted(plan: SweepSpec, client: AirflowClient, tracker: Tracker) -> None:

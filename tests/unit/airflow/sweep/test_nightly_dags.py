@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from airflow.sdk import get_parsing_context
+from airflow.sdk.definitions.timetables._cron import CRON_PRESETS
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import TimeRestriction
@@ -41,6 +42,15 @@ def test_each_file_with_a_schedule_is_a_dag_and_the_others_are_none(tmp_path: Pa
     assert found["nightly_b"].get_task("trial").pool == "a100"
     assert not found["nightly_a"].catchup
     assert nightly_dags(tmp_path / "missing") == {}
+
+
+@pytest.mark.parametrize("preset", CRON_PRESETS)
+def test_a_sweep_file_may_have_any_schedule_that_airflow_has_a_name_for(
+    tmp_path: Path, preset: str
+) -> None:
+    write(tmp_path, "a.yaml", schedule=preset)
+    timetable = cast("Any", nightly_dags(tmp_path)["nightly_a"].timetable)
+    assert timetable.expression == CRON_PRESETS[preset]
 
 
 def test_a_file_whose_name_is_too_long_for_a_dag_takes_no_other_along(tmp_path: Path) -> None:

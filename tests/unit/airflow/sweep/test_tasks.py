@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from hermes_ops.airflow.control.cleanup.sweep_end import replaced_by_newer
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.records import (
     CLOSE_KEY,
@@ -478,6 +479,16 @@ def test_a_sweep_without_any_result_fails_its_report(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hermes_ops.airflow.sweep.sweep_report.close_sweep", lambda *_: document)
     with pytest.raises(AirflowFailException, match="has reported val_loss"):
         report().execute(context({}, Instance([0], trial_0="failed")))
+
+
+def test_a_night_that_is_replaced_before_it_has_a_value_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cut_off = {"number": 0, "state": "cancelled", "best": None}
+    document = {"best": None, "trials": [cut_off], "reason": replaced_by_newer(0.0).reason}
+    monkeypatch.setattr("hermes_ops.airflow.sweep.sweep_report.close_sweep", lambda *_: document)
+    with pytest.raises(AirflowSkipException, match="replaced by the next night's sweep"):
+        report().execute(context({}, Instance([0], trial_0="skipped")))
 
 
 def test_a_sweep_that_was_not_planned_has_no_report() -> None:
