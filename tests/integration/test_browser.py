@@ -221,14 +221,16 @@ PAGE_SCRIPT = Path(hermes_ops.__file__).parent / "airflow" / "page" / "assets" /
 
 
 @pytest.fixture
-def served(chromium: Any) -> Iterator[list[str]]:
-    """The names of the parts of a page that the browser shows, which refreshes itself."""
-    parts = ["pool", "queue"]
+def served(chromium: Any) -> Iterator[dict[str, str]]:
+    """The parts of a page that the browser shows, which refreshes itself, by name."""
+    parts = {"pool": "pool", "queue": "queue"}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            sections = "".join(f"<section id={p} data-live>{p}</section>" for p in parts)
-            head = "<body data-refresh-s=0.1><p id=stale hidden></p>"
+            sections = "".join(
+                f"<section id={name} data-live>{part}</section>" for name, part in parts.items()
+            )
+            head = "<body data-refresh-s=0.1><p id=stale></p>"
             body = f"{head}<main>{sections}</main><script>{PAGE_SCRIPT.read_text()}</script>"
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
@@ -247,14 +249,90 @@ def served(chromium: Any) -> Iterator[list[str]]:
 
 
 def test_a_page_shows_parts_that_have_come_and_removes_those_that_have_gone(
-    chromium: Any, served: list[str]
+    chromium: Any, served: dict[str, str]
 ) -> None:
+    def show(*names: str) -> None:
+        served.clear()
+        served.update({name: name for name in names})
+        _until(chromium, lambda d: _text(d, "main") == " ".join(names))
+
     _until(chromium, lambda d: _text(d, "main") == "pool queue")
-    served[:] = ["holders", "pool", "teams", "queue", "decisions"]
-    _until(chromium, lambda d: _text(d, "main") == "holders pool teams queue decisions")
-    served[:] = ["queue"]
-    _until(chromium, lambda d: _text(d, "main") == "queue")
-    assert _text(chromium, "main") == "queue"
+    show("holders", "pool", "teams", "queue", "decisions")
+    show("queue")
+
+
+def _queue(*trials: str, after: str) -> str:
+    """A table that is wider than its box: of each trial a link and how long it waits."""
+    rows = "".join(
+        f"<tr><td><a href='#{trial}'>{trial}</a><td>after {after}</tr>" for trial in trials
+    )
+    table = f"<table style='width: 50em'>{rows}</table>"
+    return f"<div style='width: 5em; overflow: auto'>{table}</div>"
+
+
+FOCUSED = "return document.activeElement.textContent"
+SCROLLED = "return document.querySelector('div').scrollLeft"
+
+
+def test_a_refresh_leaves_the_focus_and_where_a_table_is_scrolled_to(
+    chromium: Any, served: dict[str, str]
+) -> None:
+    served["queue"] = _queue("a", "b", "c", after="1 s")
+    _until(chromium, _has("#queue", "after 1 s"))
+    chromium.execute_script("document.querySelector('a[href=\"#b\"]').focus()")
+    chromium.execute_script("document.querySelector('div').scrollLeft = 120")
+    for trials in (("c", "a", "b"), ("b", "d"), ("e", "f", "g", "b", "b", "h"), ("b",)):
+        after = f"{len(trials)} s, then {trials[0]}"
+        served["queue"] = _queue(*trials, after=after)
+        _until(chromium, _has("#queue", after))
+        assert _text(chromium, "#queue") == " ".join(f"{t} after {after}" for t in trials)
+        assert chromium.execute_script(FOCUSED) == "b"
+        assert chromium.execute_script(SCROLLED) == 120
+
+
+def test_a_link_with_the_focus_never_becomes_the_link_to_another_trial(
+    chromium: Any, served: dict[str, str]
+) -> None:
+    served["queue"] = _queue("a", "b", after="1 s")
+    _until(chromium, _has("#queue", "after 1 s"))
+    chromium.execute_script("document.querySelector('a[href=\"#a\"]').focus()")
+    served["queue"] = _queue("b", "c", after="2 s")
+    _until(chromium, _has("#queue", "c after 2 s"))
+    assert chromium.switch_to.active_element.tag_name == "body"
+
+
+def test_a_page_says_that_a_part_with_selected_text_is_not_refreshed(
+    chromium: Any, served: dict[str, str]
+) -> None:
+    select = "getSelection().selectAllChildren(document.getElementById('queue'))"
+    chromium.execute_script(select)
+    served.update(pool="newer", queue="newer")
+    _until(chromium, _has("#stale", "text is selected"))
+    assert _text(chromium, "main") == "newer queue"
+    chromium.execute_script("getSelection().removeAllRanges()")
+    _until(chromium, lambda d: _text(d, "main") == "newer newer")
+    _until(chromium, lambda d: _text(d, "#stale") == "")
+
+
+def test_on_a_phone_the_page_fits_the_window_and_no_text_in_a_table_is_cut_to_pieces(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))  # the first import of Airflow writes there
+    from tests.unit.airflow.page.builders import Mlflow, Users, page_of, planned
+
+    monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", Users())
+    with page_of(planned(), Mlflow()) as get:
+        (tmp_path / "page.html").write_text(get("/").text)
+    phone = {"width": 375, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    chromium.get((tmp_path / "page.html").as_uri())
+    whole, seen, least = chromium.execute_script(
+        "return [document.documentElement.scrollWidth, innerWidth,"
+        " Math.min(...[...document.querySelectorAll('td.text')].map((cell) => cell.offsetWidth))]"
+    )
+    assert whole <= seen
+    assert least > 100
 
 
 def test_a_report_draws_all_its_pictures_without_a_network(
