@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hermes_ops.core.amounts import counted
 from hermes_ops.core.guards import Quantum
 from hermes_ops.core.model import Gpu, JobId, Policy
 from hermes_ops.core.options import GuardOptions, without_guards
@@ -200,7 +201,7 @@ def check_fits(workload: Workload, gpus: tuple[Gpu, ...]) -> None:
     wide = [work for work in workload.jobs if work.gpus > len(gpus)]
     if wide:
         most = max(work.gpus for work in wide)
-        fact = f"{len(wide)} jobs that need more, one of them {most} GPUs"
+        fact = f"{counted(len(wide), 'job')} of up to {most} GPUs"
         problem = Problem("gpus", fact, f"at most {len(gpus)}", "simulate more GPUs")
         raise ConfigError(f"the workload {workload.name!r}", (problem,))
 

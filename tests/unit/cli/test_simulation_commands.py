@@ -158,7 +158,7 @@ CURVES = "--curves curves.npz --gpus 2"
         ("simulate --trace jobs.csv --gpus 0", "the number of GPUs is not valid"),
         ("simulate --trace jobs.csv --gpus 4 --nodes 3x2", "--nodes 3x2 with 6"),
         ("simulate --trace jobs.csv --nodes big", "'big'"),
-        ("simulate --trace jobs.csv --gpus 1", "1 jobs that need more, one of them 2 GPUs"),
+        ("simulate --trace jobs.csv --gpus 1", "1 job of up to 2 GPUs"),
         ("simulate --trace gone.csv --gpus 1", "gone.csv"),
         ("simulate --curves gone.npz --gpus 1", "gone.npz"),
         ("simulate --curves jobs.csv --gpus 1", "jobs.csv is not valid"),

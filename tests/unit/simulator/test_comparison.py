@@ -196,7 +196,7 @@ def test_an_unknown_policy_is_refused_before_anything_is_simulated(
 
 
 def test_a_job_that_is_wider_than_the_pool_is_refused(trace: Path) -> None:
-    with pytest.raises(ConfigError, match="1 jobs that need more, one of them 2 GPUs"):
+    with pytest.raises(ConfigError, match="found 1 job of up to 2 GPUs; allowed: at most 1"):
         compare(TraceSource(trace), layout("1"), (FIFO,), (0,), jobs=1)
 
 
