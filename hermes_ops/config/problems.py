@@ -442,7 +442,10 @@ def _place_of_key(key: str, path: KeyPath, sections: Mapping[KeyPath, type[BaseM
         meant = nearest(key, fields_by_key(section)) if holder != path[:-1] else ""
         is_synonym = meant not in BOUNDS and key.lower() in SYNONYMS.get(meant, ())
         if (meant == key or is_synonym) and "pod" not in holder:
-            return f"write it as {dotted((*holder, meant))}"
+            place, around = (*holder, meant), tuple(p for p in path[:-1] if isinstance(p, str))
+            if around[: len(place)] == place:
+                return f"move what it holds to {dotted(place)}, which is never nested"
+            return f"write it as {dotted(place)}"
     return ""
 
 

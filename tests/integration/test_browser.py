@@ -314,25 +314,32 @@ def test_a_page_says_that_a_part_with_selected_text_is_not_refreshed(
     _until(chromium, lambda d: _text(d, "#stale") == "")
 
 
-def test_on_a_phone_the_page_fits_the_window_and_no_text_in_a_table_is_cut_to_pieces(
-    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("width", [375, 1000])
+def test_the_page_fits_a_narrow_window_whatever_the_names_and_cuts_no_time_to_pieces(
+    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("HERMES_HOME", str(tmp_path))
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))  # the first import of Airflow writes there
-    from tests.unit.airflow.page.builders import Mlflow, Users, page_of, planned
+    from tests.unit.airflow.page.builders import Mlflow, Users, decide, page_of, planned
 
     monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", Users())
+    decide("start", "it converges best")
     with page_of(planned(), Mlflow()) as get:
-        (tmp_path / "page.html").write_text(get("/").text)
-    phone = {"width": 375, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        text = get("/").text.replace("digits-1<", f"{'long-name-' * 20}<")
+    (tmp_path / "page.html").write_text(text.replace("digits-1/0<", f"{'s' * 200}/0<"))
+    window = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
     chromium.get((tmp_path / "page.html").as_uri())
-    whole, seen, least = chromium.execute_script(
+    whole, seen, least, cut = chromium.execute_script(
+        "const cells = [...document.querySelectorAll('td')];"
+        "const texts = cells.filter((cell) => cell.classList.contains('text'));"
         "return [document.documentElement.scrollWidth, innerWidth,"
-        " Math.min(...[...document.querySelectorAll('td.text')].map((cell) => cell.offsetWidth))]"
+        " Math.min(...texts.map((cell) => cell.offsetWidth)),"
+        " cells.filter((cell) => cell.scrollWidth > cell.clientWidth).map((c) => c.innerText)]"
     )
     assert whole <= seen
-    assert least > 100
+    assert least > 60
+    assert cut == []
 
 
 def test_a_report_draws_all_its_pictures_without_a_network(

@@ -52,6 +52,11 @@ def test_a_team_of_airflow_counts_before_the_owner_of_a_sweep(tmp_path: Path) ->
         ("teams: [{name: a, weight: 1.0e-320}]", "teams[0].weight", "0.000001 or more"),
         ("teams: [{name: a, guarantee: 2}]", "teams[0].guarantee", "did you mean guaranteed?"),
         ("teams: [{guaranteed: 2}]", "teams[0].name", "nothing"),
+        (
+            "teams: [{name: a, teams: [{name: b}]}]",
+            "teams[0].teams",
+            "to teams, which is never",
+        ),
         ("team: []", "team", "did you mean teams?"),
         ("teams: [{name: a, users: [' ann']}]", "teams[0].users[0]", "without blanks around it"),
         ("teams: [{name: 'a '}]", "teams[0].name", "Fix: write a"),

@@ -124,6 +124,7 @@ KEYS: list[tuple[str, str]] = [
     ("epochs", "write it as budget.max_epochs"),
     ("direction", "write it as objective.direction"),
     ("gpus", "write it as trial.gpus"),
+    ("search.search", "move what it holds to search, which is never nested"),
     ("nonsense_of_mine", "remove the key"),
 ]
 
