@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from hermes_ops.airflow.control.cleanup.sweep_end import replaced_by_newer
 from hermes_ops.airflow.folders import TrialFolder, sweep_folder, write_ending
-from hermes_ops.airflow.records import Ending
+from hermes_ops.airflow.records import REPLACED, Ending
 from hermes_ops.airflow.sweep import sweep_report
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
@@ -59,6 +60,14 @@ def test_the_report_lies_at_the_sweeps_run_and_beside_its_trials() -> None:
     page = (sweep_folder("digits-1") / "report" / "report.html").read_text()
     assert "Replayed under fifo" in page
     assert server.metrics["1"]["hermes.best"] == 0.6
+
+
+def test_the_reason_of_a_replaced_night_is_what_the_controller_has_written_as_its_end() -> None:
+    close = replaced_by_newer(0.0)
+    server = Server()
+    server.runs, server.tags[close.tag], server.state = (), close.reason, "cancelled"
+    document = closed(server)
+    assert (document["best"], document["reason"]) == (None, REPLACED)
 
 
 @pytest.mark.parametrize("part", ["background", "report.write", "shutil.copytree"])
