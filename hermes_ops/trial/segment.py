@@ -97,6 +97,7 @@ def _lead(options: SegmentOptions, folder: Folder, parent: int) -> int:
         holder, hang_s = LockHolder.current(parent, folder.root), options.grace_s + KILL_AFTER_S
         lock_file(folder.lock, options.lock_wait_s, "the trial's folder", holder, hang_s)
         _restart_from_scratch(folder)
+        _set_folders_aside(folder)
         fence(folder, options.epoch)
         if options.gpu_locks is not None:
             wait_s = min(_GPU_WAIT_S, 2 * options.lock_wait_s)
@@ -127,6 +128,11 @@ def _restart_from_scratch(folder: Folder) -> None:
     is_empty = node_checkpoints.delete_content(folder.root, (*_KEPT_FILES, mounted.name))
     if not (node_checkpoints.delete_content(mounted) and is_empty):
         raise BusyError(f"{folder.root} cannot be emptied: the trial is to begin from scratch")
+
+
+def _set_folders_aside(folder: Folder) -> None:
+    for line in segment_records.set_folders_aside(folder):
+        say(line)
 
 
 def _serve_node(gang: Gang, options: SegmentOptions, folder: Folder) -> int:
@@ -508,6 +514,7 @@ def _finish(
 ) -> None:
     status, ending = supervisor.status, end.ending
     with contextlib.suppress(OSError):
+        _set_folders_aside(folder)
         outcome = ending.outcome.value
         segment_records.close_segment(
             folder, options.epoch, status.step, outcome, timings=supervisor.timings

@@ -91,6 +91,22 @@ def _leads_out(path: str, inside: str) -> bool:
     return os.path.islink(path) and not os.path.realpath(path).startswith(inside)
 
 
+def set_folders_aside(folder: Folder) -> list[str]:
+    """Rename the folders that a script has made in the place of our files; return a line for each.
+
+    Otherwise no later segment could write there. Hold the folder's lock.
+    """
+    ours = (folder.epoch, folder.status, folder.segments, folder.metrics, folder.events,
+            folder.logged_values, folder.result, folder.reserve)  # fmt: skip
+    lines = []
+    for path in ours:
+        if path.is_dir() and not path.is_symlink():
+            aside = path.with_name(f"{path.name}.aside.{time.time_ns()}")
+            path.rename(aside)
+            lines.append(f"{path} was a folder where hermes-trial writes a file: now {aside.name}")
+    return lines
+
+
 def open_segment(folder: Folder, epoch: int, gpus: tuple[str, ...], step: int) -> None:
     """Write the line of a segment's start."""
     start = {"epoch": epoch, "gpus": list(gpus), "start_s": time.time(), "first_step": step}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from hermes_ops.trial import segment_records
 from hermes_ops.trial.files import Folder, Follower
+from tests.unit.trial.supervised import SupervisedTrial
 
 Line = dict[str, Any]
 
@@ -150,3 +152,38 @@ def test_a_link_to_a_folder_elsewhere_is_a_checkpoint_and_one_inside_is_none(
     (folder.checkpoints / "empty").mkdir()
     (folder.checkpoints / "latest").symlink_to("empty")
     assert segment_records.newest_checkpoint_s(folder) == 500.0
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "segments.jsonl", "epoch"])
+def test_a_trial_goes_on_from_its_checkpoint_where_its_script_has_made_a_folder_of_our_file(
+    name: str, tmp_path: Path
+) -> None:
+    script = """
+import os, sys, pathlib
+state = pathlib.Path(os.environ["HERMES_CHECKPOINT_DIR"], "state")
+print(f"loss={1 if state.exists() else 2}", flush=True)
+if not state.exists():
+    state.write_text("saved")
+    ours = pathlib.Path(os.environ["HERMES_TRIAL_DIR"], sys.argv[1])
+    ours.unlink(missing_ok=True)
+    ours.mkdir()
+    (ours / "kept").write_text("by the script")
+    sys.exit(75)
+"""
+    trial = SupervisedTrial(tmp_path)
+    codes, outputs = [], []
+    for trial.epoch in (1, 2):
+        process = trial.supervise(["--objective", "loss"], [sys.executable, "-c", script, name])
+        outputs.append(process.communicate()[0].decode())
+        codes.append(process.returncode)
+    assert codes[1] == 0, outputs
+    assert trial.result["outcome"] == "finished"
+    assert len(list(trial.folder.glob(f"{name}.aside.*/kept"))) == 1
+    assert "".join(outputs).count(f"{name} was a folder where hermes-trial writes a file") == 1
+
+
+def test_a_folder_that_a_link_names_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "result.json").symlink_to(tmp_path / "elsewhere")
+    assert segment_records.set_folders_aside(Folder(tmp_path)) == []
+    assert (tmp_path / "result.json").is_symlink()
