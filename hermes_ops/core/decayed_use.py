@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import log
@@ -38,9 +39,9 @@ class DecayedUse:
         return cls(tuple(sorted(use.items())), (), now_s)
 
     def advance(self, snapshot: Snapshot, quota: Quota) -> DecayedUse:
-        """Return the use at the snapshot's time, with the GPUs that teams hold in it.
+        """Return the use at the snapshot's time, with the GPUs that teams use in it.
 
-        Each team has held since `at_s` what it held then. Time that goes backwards counts as none.
+        Each team has used since `at_s` what it used then. Time that goes backwards counts as none.
         """
         passed_s = 0.0 if self.at_s is None else max(0.0, snapshot.time_s - self.at_s)
         left = 2.0 ** (-passed_s / quota.half_life_s)
@@ -48,8 +49,11 @@ class DecayedUse:
         use = {team: used * left for team, used in self.gpu_s}
         for team, gpus in self.held:
             use[team] = use.get(team, 0.0) + gpus * held_s
-        holds = tuple(sorted(quota.held_by_team(snapshot).items()))
-        return DecayedUse(tuple(sorted(use.items())), holds, snapshot.time_s)
+        holds = Counter[str]()
+        for job in snapshot.holding:
+            holds[quota.team_of(job.virtual_cluster).name] += job.gpus_used
+        held = tuple(sorted((+holds).items()))
+        return DecayedUse(tuple(sorted(use.items())), held, snapshot.time_s)
 
     def plus(self, earlier: DecayedUse, half_life_s: float) -> DecayedUse:
         """Return this use and what was used before another, earlier moment, at this use's time."""

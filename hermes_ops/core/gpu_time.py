@@ -42,9 +42,9 @@ class GpuTime:
         return cls(_frozen(totals[0]), _frozen(totals[1]), (), now_s)
 
     def advance(self, snapshot: Snapshot, users: Collection[str]) -> GpuTime:
-        """Return the GPU time at the snapshot's time, with what these users hold in it.
+        """Return the GPU time at the snapshot's time, with what these users use in it.
 
-        Each has held since `at_s` what it held then. Time that goes backwards counts as none.
+        Each has used since `at_s` what it used then. Time that goes backwards counts as none.
         """
         now_s = snapshot.time_s
         since_s = now_s if self.at_s is None else min(self.at_s, now_s)
@@ -53,8 +53,8 @@ class GpuTime:
         holds = Counter[str]()
         for job in snapshot.holding:
             if job.user in users:
-                holds[job.user] += len(job.gpus_held)
-        return GpuTime(day, month, tuple(sorted(holds.items())), now_s, self.is_known)
+                holds[job.user] += job.gpus_used
+        return GpuTime(day, month, tuple(sorted((+holds).items())), now_s, self.is_known)
 
     def _until(
         self, before: GpuSeconds, begin_s: float, since_s: float, now_s: float

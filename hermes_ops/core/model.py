@@ -65,6 +65,7 @@ class Job:
     phase: Phase
     gpus_held: tuple[int, ...] = ()
     gpus_to_leave: tuple[int, ...] = ()  # STOPPING: the GPUs that it still occupies
+    uses_gpus: bool = True  # False: it has not begun on those it holds, as a pod that waits
     share_held: float = 1.0  # of each of its GPUs, in (0, 1]; less than 1 in a simulation only
     min_gpus: int = 1
     max_gpus: int = 1
@@ -132,6 +133,11 @@ class Job:
         return replace(
             self, phase=Phase.STOPPING, gpus_held=(), gpus_to_leave=self.gpus_held, resumes=resumes
         )
+
+    @property
+    def gpus_used(self) -> int:
+        """The number of GPUs whose time counts for its user and team."""
+        return len(self.gpus_held) if self.uses_gpus else 0
 
     @property
     def holds_gpus(self) -> bool:

@@ -216,6 +216,7 @@ def job(
         phase=phase,
         gpus_held=trial.lease.gpus if holds and trial.lease else (),
         gpus_to_leave=trial.lease.gpus if phase is Phase.STOPPING and trial.lease else (),
+        uses_gpus=trial.uses_gpus,
         min_gpus=facts.gpus,
         max_gpus=most_gpus,
         sizes=sizes,

@@ -541,8 +541,12 @@ def pool_snapshot(
         raise HermesError(missing_pool(pool))
     if row.slots < 0:
         raise HermesError(unlimited_pool(pool))
-    held = [g for j in jobs for g in j.gpus_held]
-    return Snapshot(now_s, usable_gpus(row, held, nodes, lendable, unread), jobs)
+    held = sorted((not j.uses_gpus, g) for j in jobs for g in j.gpus_held)
+    pods = frozenset(s for s, b in sweeps.items() if b.spec.config.trial.run_in is RunIn.POD)
+    is_numbered = not nodes and lendable is None
+    of_pods = {g for j in jobs if is_numbered and j.sweep in pods for g in j.gpus_held}
+    gpus = usable_gpus(row, [g for _, g in held], nodes, lendable, unread, of_pods=of_pods)
+    return Snapshot(now_s, gpus, jobs)
 
 
 def missing_pool(pool: str) -> str:
@@ -568,17 +572,20 @@ def usable_gpus(
     nodes: Sequence[str] = (),
     lendable: Collection[int] | None = None,
     unread: Collection[int] = (),
+    *,
+    of_pods: Collection[int] = (),
 ) -> tuple[Gpu, ...]:
     """Return the GPUs that trials may use: those lendable, less as many as other tasks occupy.
 
     Tasks that are not trials occupy slots without naming GPUs, so GPUs that our trials hold are
-    kept before free ones. Trials that could not be read count as such tasks, but their GPUs are
-    known (`unread`) and come last. `nodes` names the nodes of the first slots. Without `lendable`
-    all slots of the pool may be granted.
+    kept before free ones, in the order of `held`. A pod (`of_pods`) has whichever GPU its node
+    gives it: its number is kept also if the pool has fewer slots by now. Trials that could not be
+    read count as such tasks, but their GPUs are known (`unread`) and come last. `nodes` names the
+    nodes of the first slots. Without `lendable` all slots of the pool may be granted.
     """
     able = range(pool.slots) if lendable is None else sorted(lendable)
     capacity = max(0, min(len(able), pool.slots) - pool.foreign_slots)
-    mine = sorted({g for g in held if g in able})
+    mine = [g for g in dict.fromkeys(held) if g in able or g in of_pods]
     free = sorted((g for g in able if g not in mine), key=lambda g: g in unread)
     usable = sorted((mine + free)[:capacity])
     return tuple(Gpu(i, nodes[i]) if i < len(nodes) else Gpu(i) for i in usable)

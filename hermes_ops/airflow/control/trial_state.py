@@ -320,14 +320,21 @@ class TrialRecords:
             return self.segment.started_s if began_s is None else began_s
         return self.lease.granted_s if self.phase is Phase.STARTING and self.lease else None
 
+    @property
+    def uses_gpus(self) -> bool:
+        """Return whether its program runs: one that starts, and a pod that waits, use no GPU."""
+        segment = self.segment
+        return self.is_under_way and segment is not None and segment.began_s is not None
+
     def service_gpu_s(self, now_s: float) -> float:
-        """Return the GPU-seconds of its whole life up to `now_s`; a pod that waits uses none."""
+        """Return the GPU-seconds of its whole life up to `now_s`."""
         if self.segment is None:
             return 0.0
         ended_gpu_s, gpus = self.segment.service_gpu_s, max(1, len(self.segment.gpus))
-        if not self.is_under_way or self.segment.began_s is None:
+        began_s = self.segment.began_s
+        if not self.is_under_way or began_s is None:
             return ended_gpu_s
-        return ended_gpu_s + max(0.0, now_s - self.segment.began_s) * gpus
+        return ended_gpu_s + max(0.0, now_s - began_s) * gpus
 
 
 def classify(trial: TrialRecords) -> TrialState:

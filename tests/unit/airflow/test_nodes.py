@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.control.sweep_state import usable_gpus
+from hermes_ops.airflow.control.sweep_state import pool_snapshot, usable_gpus
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.hosts import NODES_VARIABLE, leased_nodes, node_names, node_of_each
 from hermes_ops.airflow.metadata_rows import PoolRow
 from hermes_ops.core.model import Snapshot
 from hermes_ops.errors import HermesError
-from tests.unit.airflow.builders import lease, row, segment, sweep_with
+from tests.unit.airflow.builders import lease, row, running, segment, starting, sweep_with
 
 
 def test_the_slots_are_the_nodes_gpus_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,33 @@ def test_a_lease_names_the_node_of_each_gpu_where_all_are_known() -> None:
     spread = lease(gpus=(2, 0, 1), gpu_nodes=("b", "a", "a"))
     assert spread.gpus_by_node == {"a": (0, 1), "b": (2,)}
     assert lease(gpus=(2, 0)).gpus_by_node == {}
+
+
+def usable(
+    slots: int, run_in: str, *trials: TrialRecords, nodes: tuple[str, ...] = ()
+) -> list[int]:
+    """The GPUs of a pool of that many slots, in which these trials of one sweep hold some."""
+
+    class Pool:
+        def pool(self, *_: object) -> PoolRow:
+            return PoolRow(slots, 0)
+
+    outside: Any = Pool()
+    spec = {"command": ["x"], "directory": "/", "run_in": run_in}
+    sweep = sweep_with(*trials, trial=spec)
+    found = pool_snapshot("gpus", outside, {sweep.id: sweep}, 130.0, nodes=nodes)
+    return [gpu.index for gpu in found.gpus]
+
+
+def test_no_pod_loses_its_gpu_as_another_one_has_left_its_cordoned_node() -> None:
+    trials = (running(0, 0), running(1, 2), running(2, 3))  # the one on GPU 1 has left
+    assert usable(3, "pod", *trials) == [0, 2, 3]
+    assert usable(3, "process", *trials) == [0, 1, 2]  # a process has the GPU of that number
+    assert usable(3, "pod", *trials, nodes=("a", "a", "b", "b")) == [0, 1, 2]
+
+
+def test_a_pod_that_has_begun_keeps_its_gpu_before_one_that_has_not() -> None:
+    assert usable(1, "pod", starting(0, 0), running(1, 1)) == [1]
 
 
 CLAIMED = {"run_in": "pod", "pod": {"checkpoint_claims": {"node-b": "disk-b", "node-a": "disk-a"}}}

@@ -114,3 +114,11 @@ def test_a_team_that_has_used_what_its_weight_promises_counts_half() -> None:
     assert use.factors({"a": 3.0, "b": 1.0}) == pytest.approx({"a": 1.5, "b": 0.5})
     assert use.factors({"a": 1.0, "b": 1.0}) == pytest.approx({"a": 2**-1.5, "b": 2**-0.5})
     assert DecayedUse().factors({"a": 3.0, "b": 1.0}) == {"a": 3.0, "b": 1.0}
+
+
+def test_a_pod_that_waits_for_its_node_is_no_use_of_its_team() -> None:
+    waits = job("a/0", Phase.RUNNING, gpus_held=(0,), virtual_cluster="a", uses_gpus=False)
+    use = DecayedUse()
+    for now_s in (50.0, 150.0):
+        use = use.advance(world(waits, gpus=2, now_s=now_s), pool_of(100.0))
+    assert (use.gpu_s, use.held) == ((), ())

@@ -69,6 +69,16 @@ def test_time_that_was_observed_is_that_of_the_same_segments_on_record(
     assert dict(time.held) == {u: n for u, n in zip(USERS, history[-1][1][:2], strict=True) if n}
 
 
+def test_a_pod_that_waits_for_its_node_uses_no_gpu_time() -> None:
+    waits = job(0, Phase.RUNNING, gpus_held=(0,), user="ann", uses_gpus=False)
+    trains = job(1, Phase.RUNNING, gpus_held=(1,), user="bob")
+    time = GpuTime()
+    for now_s in (BEGIN_S, BEGIN_S + HOUR_S):
+        time = time.advance(world(waits, trains, gpus=2, now_s=now_s), USERS)
+    assert amounts(time) == ({"bob": HOUR_S}, {"bob": HOUR_S})
+    assert time.held == (("bob", 1),)
+
+
 @given(rounds, rounds)
 def test_time_on_record_and_the_time_observed_since_add_up_to_all(
     before: list[Round], after: list[Round]

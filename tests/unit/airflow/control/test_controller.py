@@ -48,6 +48,17 @@ def test_an_index_beyond_a_pool_that_shrank_is_not_usable() -> None:
     assert indices(2, 0, 3, 1) == [0, 1]
 
 
+def test_a_pool_that_shrank_keeps_as_many_gpus_of_pods_as_it_has_slots_whatever_their_numbers() -> (
+    None
+):
+    def kept(slots: int, *held: int) -> list[int]:
+        return [g.index for g in usable_gpus(PoolRow(slots, 0), held, of_pods=held)]
+
+    assert kept(3, 0, 2, 3) == [0, 2, 3]  # the trial with number 1 has left its cordoned node
+    assert kept(3, 0, 3, 2, 1) == [0, 2, 3]
+    assert kept(4, 2, 3) == [0, 1, 2, 3]
+
+
 @given(
     slots=st.integers(0, 16),
     foreign=st.integers(0, 20),

@@ -122,6 +122,7 @@ def test_a_pod_that_waits_is_charged_for_nothing_and_has_started_with_its_task()
     def shown(waited_s: float | None, now_s: float) -> tuple[float, float | None]:
         own = segment(gpus=(0, 1), service_gpu_s=10.0, waited_s=waited_s)
         found = job(replace(running(0, 0, 1), segment=own), FACTS, (), now_s)
+        assert (len(found.gpus_held), found.gpus_used) == (2, 0 if waited_s is None else 2)
         return found.service_gpu_s, found.started_s
 
     assert shown(None, 103.0) == (10.0, 100.0)
