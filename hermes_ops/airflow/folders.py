@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar
@@ -170,12 +171,16 @@ class TrialFolder:
             return False
         except PermissionError:
             self._set_content_aside()
-            self.use.unlink(missing_ok=True)
+            self._forget_use()
             return True
-        self.use.unlink(missing_ok=True)
+        self._forget_use()
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(lock)
         return True
+
+    def _forget_use(self) -> None:
+        self.use.unlink(missing_ok=True)
+        self.start.unlink(missing_ok=True)
 
     def _set_content_aside(self) -> None:
         """Remove the files in the folder, not those that fence it, and rename what is a folder."""
@@ -486,9 +491,13 @@ def write_use(folder: TrialFolder, record: SegmentRecord) -> None:
 def counted_segments(folder: TrialFolder) -> tuple[Mapping[str, Any], ...]:
     """Return the trial's segments; where its script has changed ended ones, those on record.
 
-    Which GPUs those held is known only as far as the changed ones say it.
+    Which GPUs those held is known only as far as the changed ones say it. A segment whose container
+    has ended, and which is not on record yet, has lasted as long as that ran.
     """
-    segments, use = folder.segments(), _read_record(RecordedUse, folder.use)
+    use, start = _read_record(RecordedUse, folder.use), _read_record(CorrectedStart, folder.start)
+    segments = folder.segments()
+    if start is not None and start.epoch > (0 if use is None else use.epoch):
+        segments = _with_run(segments, start)
     if use is None:
         return segments
     ended = tuple(s for s in segments if s.get("end_s") is not None)
@@ -503,6 +512,23 @@ def counted_segments(folder: TrialFolder) -> tuple[Mapping[str, Any], ...]:
         held = {"start_s": start_s, "end_s": end_s, "gpus": gpus if is_known else range(size)}
         counted.append({"epoch": number, **found, **held})
     return (*counted, *(s for s in segments if (s.get("epoch") or 0) > use.epoch))
+
+
+def _with_run(
+    segments: tuple[dict[str, Any], ...], start: CorrectedStart
+) -> tuple[dict[str, Any], ...]:
+    """Return the segments with the observed run of a container where they tell a shorter one."""
+    if start.ran_s is None or start.began_s is None:
+        return segments
+    own = [s for s in segments if s.get("epoch") == start.epoch]
+    first_s, last_s = start.began_s - SEEN_S, start.began_s + start.ran_s + SEEN_S
+    in_time = (s for s in own if first_s <= s["start_s"] and s.get("end_s", inf) <= last_s)
+    held = Accounts.from_segments(tuple(in_time)).held
+    if sum(end_s - start_s for start_s, end_s in held) >= start.ran_s - SEEN_S:
+        return segments
+    run = {"start_s": start.began_s, "end_s": start.began_s + start.ran_s, "gpus": start.gpus}
+    others = (s for s in segments if s.get("epoch") != start.epoch)
+    return (*others, {"epoch": start.epoch, **run})
 
 
 def with_start(record: SegmentRecord, start: CorrectedStart | None) -> SegmentRecord:

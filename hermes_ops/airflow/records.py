@@ -220,7 +220,7 @@ class CorrectedStart(StoredRecord):
 
     `recorded_s` is what its task has recorded, `started_s` the same by the clock as it is set now.
     `began_s` is the start of its container as the triggerer has observed it, and `ran_s` the run
-    time of the container in seconds, once that has ended.
+    time of the container in seconds, once that has ended. `gpus` are those of the lease.
     """
 
     epoch: int
@@ -228,6 +228,7 @@ class CorrectedStart(StoredRecord):
     started_s: float
     ran_s: float | None = None
     began_s: float | None = None
+    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

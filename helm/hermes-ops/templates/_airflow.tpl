@@ -89,16 +89,20 @@
 {{- end }}
 - {name: HERMES_AIRFLOW_URL, value: {{ include "hermes.airflowUrl" . | quote }}}
 - {name: MLFLOW_TRACKING_URI, value: {{ include "hermes.mlflowUrl" . | quote }}}
-{{- if include "hermes.mlflowAuth" . }}
-- {name: MLFLOW_TRACKING_USERNAME, value: {{ default "hermes" .Values.mlflow.auth.user | quote }}}
-- name: MLFLOW_TRACKING_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "hermes.mlflowUsersSecret" . | quote }}, key: hermes-password}}
-{{- end }}
 - {name: AIRFLOW_HOME, value: /tmp/airflow}
 - {name: HOME, value: /tmp}
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: MLFLOW_DISABLE_TELEMETRY, value: "true"}
 - {name: DO_NOT_TRACK, value: "true"}
+{{- end -}}
+
+{{/* The log-in at MLflow, of the containers alone that ask it anything. */}}
+{{- define "hermes.mlflowLogin" -}}
+{{- if include "hermes.mlflowAuth" . }}
+- {name: MLFLOW_TRACKING_USERNAME, value: {{ default "hermes" .Values.mlflow.auth.user | quote }}}
+- name: MLFLOW_TRACKING_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "hermes.mlflowUsersSecret" . | quote }}, key: hermes-password}}
+{{- end }}
 {{- end -}}
 
 {{- define "hermes.airflowEnvironment" -}}

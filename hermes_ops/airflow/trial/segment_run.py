@@ -148,8 +148,9 @@ class SegmentRun:
 
     def record_start(self) -> None:
         """Record for the triggerer, which holds the segment from now on, when it began."""
-        began_s = self.record.started_s
-        write_start(self.folder, CorrectedStart(self.record.epoch, began_s, began_s))
+        began_s, gpus = self.record.started_s, self.record.gpus
+        start = CorrectedStart(self.record.epoch, began_s, began_s, gpus=gpus)
+        write_start(self.folder, start)
 
     def opened(self) -> None:
         """Record that the segment's process has started, and send its metrics from now on."""

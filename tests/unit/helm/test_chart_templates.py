@@ -18,7 +18,11 @@ import pytest
 import yaml
 
 from hermes_ops.config import pod_spec
+from hermes_ops.config.fields import OF_ONE_TRIAL
 from hermes_ops.config.installation import PodRules
+from hermes_ops.config.pod import GPU_RESOURCE
+from hermes_ops.errors import ConfigError
+from hermes_ops.policies import live_policies
 
 CHART = Path(__file__).parents[3] / "helm/hermes-ops"
 DIGEST = f"sha256:{'0a' * 32}"
@@ -117,6 +121,56 @@ def bound(objects: Objects, namespace: str) -> dict[str, set[str]]:
 
 
 # -- what values may be --------------------------------------------------------------------------
+
+
+def test_a_policy_that_no_pool_can_run_is_refused_with_those_that_one_can(helm: str) -> None:
+    message = refusal(helm, {"policy": {"name": "frontruner"}})
+    allowed = re.search(r"policy.name: frontruner .*allowed: (.*)\. Name one", message)
+    assert allowed is not None, message
+    assert tuple(allowed[1].split(", ")) == tuple(n for n in live_policies() if "_" not in n)
+    assert "gandiva is no policy of a pool" in refusal(helm, {"policy": {"name": "gandiva"}})
+
+
+def test_a_policy_of_a_package_is_taken_where_the_values_say_that_it_is_one(
+    render: Render,
+) -> None:
+    objects = render({"policy": {"name": "shortest", "ofPackage": True}})
+    assert variables(pods(objects)["hermes-controller"])["HERMES_POLICY"] == "shortest"
+
+
+@pytest.mark.parametrize("name", [*OF_ONE_TRIAL, "HERMES_HOME", "hermes_pool", "no-name", "1ST"])
+def test_a_variable_that_no_pod_may_set_is_refused_before_an_install(helm: str, name: str) -> None:
+    pod = {"environment": {"DEBUG": "1", name: "x"}}
+    message = refusal(helm, {"trials": {"pod": pod}})
+    assert "trials.pod.environment" in message
+    assert name in message
+    with pytest.raises(ConfigError):
+        pod_spec(pod, "pod.yaml")
+
+
+@pytest.mark.parametrize(
+    ("pod", "found"),
+    [
+        ({"limits": {"nvidia.com/gpu": "1"}}, "trials.pod.limits: nvidia.com/gpu"),
+        ({"requests": {"nvidia.com/MIG-1g.5gb": "1"}}, "trials.pod.requests: nvidia.com/MIG-1g"),
+        ({"limits": {"gpu.intel.com/i915": "1"}}, "trials.pod.limits: gpu.intel.com/i915"),
+        ({"volumes": [{"mount": "/a", "claim": "a"}, {"mount": "/b"}]}, "[1]: found no source"),
+        ({"volumes": [{"mount": "/a", "claim": "a", "secret": "b"}]}, "found claim and secret"),
+    ],
+    ids=str,
+)
+def test_what_the_plan_of_every_sweep_would_refuse_is_refused_before_an_install(
+    helm: str, pod: dict[str, Any], found: str
+) -> None:
+    assert found in refusal(helm, {"trials": {"pod": pod}})
+    with pytest.raises(ConfigError):
+        pod_spec(pod, "pod.yaml")
+
+
+def test_the_chart_knows_a_gpu_by_the_names_by_which_a_sweep_file_does() -> None:
+    checks = (CHART / "templates/_checks.tpl").read_text()
+    assert GPU_RESOURCE.pattern.replace("\\", "\\\\") in checks
+
 
 NAMES = frozenset({"name", "namespace", "claimName", "secretName", "storageClassName", "cidr"})
 LISTS = frozenset({"args", "command", "values"})
@@ -585,6 +639,22 @@ def test_mlflow_asks_to_log_in_and_every_client_of_it_has_a_user(render: Render)
         assert (password["name"], password["key"]) == ("hermes-mlflow-users", "hermes-password")
     plain = yaml.safe_dump([o for o in objects if o["kind"] != "Secret"])
     assert [p for p in users.values() if p in plain] == []
+
+
+def test_no_container_that_asks_mlflow_nothing_has_its_log_in(render: Render) -> None:
+    parts = pods(render({**AUTH, "poolSync": {"enabled": True}}))
+    containers = [
+        (name, c["name"], {v["name"] for v in c.get("env", ())})
+        for name, spec in parts.items()
+        for c in (*spec["containers"], *spec.get("initContainers", ()))
+    ]
+    without = {
+        (name, c) for name, c, found in containers if "MLFLOW_TRACKING_PASSWORD" not in found
+    }
+    assert {("hermes-pool-sync", "pool-sync"), ("hermes-migrate-1", "migrate")} <= without
+    assert {name for name, c, _ in containers if c == "await-migration"} == {
+        name for name, c in without if c == "await-migration"
+    }
 
 
 def test_trials_log_in_as_a_user_of_their_own_by_a_secret_of_their_namespace(

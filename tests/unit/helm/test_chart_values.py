@@ -120,6 +120,24 @@ def test_a_value_that_cannot_be_meant_is_refused(path: str, value: Any) -> None:
     assert all(place.startswith(path) for place in places)
 
 
+ROOTS = {(): SCHEMA, **{(name,): inner for name, inner in SCHEMA["properties"].items()}}
+SECTIONS = [(*at, name) for at, inner in ROOTS.items() for name in inner.get("required", ())]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=".".join)
+def test_a_section_that_is_written_without_content_is_refused_by_its_name(
+    section: tuple[str, ...],
+) -> None:
+    """Helm takes null as: this value has no default. Without `trials.allowed` all is allowed."""
+    *at, key = section
+    values = changed(tuple(at), key, None)
+    inner = values
+    for name in at:
+        inner = inner[name]
+    del inner[key]
+    assert (".".join(at), f"{key!r} is a required property") in faults(values)
+
+
 def test_an_airflow_that_is_already_there_must_be_named() -> None:
     values = changed(("airflow",), "enabled", False)
     assert {place for place, _ in faults(values)} == {

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.folders import TrialFolder, metrics_wake_file, write_use
+from hermes_ops.airflow.folders import (
+    TrialFolder,
+    counted_segments,
+    metrics_wake_file,
+    write_start,
+    write_use,
+)
+from hermes_ops.airflow.records import CorrectedStart
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome, finish_run, save_segments
 from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.builders import SWEEP, lease, segment
@@ -182,6 +189,33 @@ def test_segments_that_a_script_has_shortened_are_stored_as_they_are_on_record()
     _, stored, *_, (_, _, columns) = mlflow.said
     assert stored == ("segments", lease().run_id, [(3, 1, (0, 1), 9.0)])
     assert columns["hermes.gpu_seconds"] == 16.0
+
+
+@pytest.mark.parametrize(
+    ("told", "stored"),
+    [
+        ([{"epoch": 2, "gpus": [3], "start_s": 158.0, "end_s": 160.0}], (3, 2, (0, 1), 160.0)),
+        ([{"epoch": 2, "gpus": [3], "start_s": 900.0, "end_s": 990.0}], (3, 2, (0, 1), 160.0)),
+        ([{"epoch": 2, "gpus": [3], "start_s": 100.0}], (3, 2, (0, 1), 160.0)),
+        ([], (3, 2, (0, 1), 160.0)),
+        ([{"epoch": 2, "gpus": [3], "start_s": 101.0, "end_s": 159.0}], (3, 2, (3,), 159.0)),
+    ],
+)
+def test_a_container_that_the_triggerer_saw_run_is_stored_before_its_segment_is_on_record(
+    told: list[dict[str, Any]], stored: tuple[object, ...]
+) -> None:
+    folder = TrialFolder.from_sweep(SWEEP, 3)
+    folder.path.mkdir(parents=True)
+    write_use(folder, segment(epoch=1, spans=((1.0, 9.0),), held=((1.0, 9.0),), sizes=(2,)))
+    write_start(folder, CorrectedStart(2, 90.0, 90.0, ran_s=60.0, began_s=100.0, gpus=(0, 1)))
+    first = {"epoch": 1, "gpus": [0, 1], "start_s": 1.0, "end_s": 9.0}
+    lines = "".join(f"{json.dumps(line)}\n" for line in (first, *told))
+    (folder.path / "segments.jsonl").write_text(lines)
+    mlflow: Any = Mlflow()
+    feed_of(mlflow).pump_once(ended=True)
+    assert mlflow.said[1] == ("segments", lease().run_id, [(3, 1, (0, 1), 9.0), stored])
+    assert folder.empty()
+    assert counted_segments(folder) == ()
 
 
 def test_a_run_is_closed_with_its_accounts_and_of_a_failure_its_last_lines() -> None:
