@@ -42,7 +42,8 @@ Shape = tuple[tuple[str, int, Any], ...]
 class TpeSampler:
     """Draw start-up trials at random, then where good trials are dense and bad ones are not.
 
-    Each question rebuilds hyperopt's whole memory from the history; the sampler is stateless.
+    Each question rebuilds hyperopt's whole memory from the history; the sampler is stateless but
+    for the encoded configurations of the trials, which it keeps as long as they are the same.
     Trials in flight enter with their loss so far; those without one enter with the worst loss seen
     (a constant liar), so that their neighbourhood is not tried a second time meanwhile. Failed
     trials enter as failures, behind every other. While no loss at all is known, trials are random.
@@ -77,6 +78,7 @@ class TpeSampler:
         self._can_repeat = can_repeat(feasible.space)
         self._size = size_of(feasible)
         self._labels = {name: f"p{axis}" for axis, (name, _) in enumerate(axes(self._space))}
+        self._miscs: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
 
     def exhausted(self, number: int) -> bool:  # noqa: ARG002 - interface
         """Return False: there is always another suggestion."""
@@ -143,6 +145,25 @@ class TpeSampler:
         return config
 
     def _document(self, seen: Observation, worst: float) -> dict[str, Any]:
+        config, misc = self._miscs.get(seen.number, (None, {}))
+        if config is not seen.config:
+            misc = self._misc(seen)
+            self._miscs[seen.number] = seen.config, misc
+        return {
+            "state": 2,  # hyperopt's JOB_STATE_DONE: provisional losses are told as results
+            "tid": seen.number,
+            "spec": None,
+            "result": _result(seen, worst),
+            "misc": misc,
+            "exp_key": None,
+            "owner": None,
+            "version": 0,
+            "book_time": None,
+            "refresh_time": None,
+        }
+
+    def _misc(self, seen: Observation) -> dict[str, Any]:
+        """Return the part of a trial's document that its configuration alone decides."""
         tid = seen.number
         vals = {
             self._labels[name]: [_encode(parameter, seen.config[name])]
@@ -151,18 +172,7 @@ class TpeSampler:
             for name, parameter in axes(self._space)
         }
         idxs = {label: [tid] * len(held) for label, held in vals.items()}
-        return {
-            "state": 2,  # hyperopt's JOB_STATE_DONE: provisional losses are told as results
-            "tid": tid,
-            "spec": None,
-            "result": _result(seen, worst),
-            "misc": {"tid": tid, "cmd": None, "idxs": idxs, "vals": vals},
-            "exp_key": None,
-            "owner": None,
-            "version": 0,
-            "book_time": None,
-            "refresh_time": None,
-        }
+        return {"tid": tid, "cmd": None, "idxs": idxs, "vals": vals}
 
 
 def _counts(seen: Observation) -> bool:

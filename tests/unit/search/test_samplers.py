@@ -124,6 +124,15 @@ def test_tpe_depends_on_the_results_told() -> None:
     assert all(a != b for a, b in zip(asked, other, strict=True))
 
 
+def test_tpe_reads_the_configuration_of_a_trial_again_where_it_has_changed() -> None:
+    sampler, fresh = (make_sampler("tpe", MIXED, 3, 2) for _ in range(2))
+    history = play(sampler, 10, loss_of)
+    others = [o.config for o in play(make_sampler("random", MIXED, 9), 10, loss_of)]
+    sampler.ask(10, history)
+    told = [Observation(o.number, c, o.loss, o.state) for o, c in zip(history, others, strict=True)]
+    assert sampler.ask(10, told) == fresh.ask(10, told) != sampler.ask(10, history)
+
+
 def test_tpe_finds_better_trials_than_random_search() -> None:
     def mean_of_last(algorithm: str, seed: int) -> float:
         history = play(build(algorithm, seed=seed), 24, loss_of)
