@@ -7,11 +7,13 @@ never resume, so switching costs nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf
 from operator import mul
+from statistics import median_low
 from typing import TypeVar
 
 from hermes_ops.core.grant_overrides import StarvedJobs, override_grants
@@ -243,10 +245,11 @@ class Quantum:
     """How long a job must run, from its start or resume, before it may be stopped.
 
     `k` times its switch cost of training, after the start-up and restore that come first. Its
-    switch cost is measured (`Job.switch_s`), else the largest one known in its sweep, else
-    `default_switch_s`, which is also the least of a script without the hook (`Job.repeat_s`);
-    while its parts are unknown the whole cost is taken to come first. With the checkpoint at its
-    end a stopped segment thus occupies its GPUs for at least k + 1 switch costs.
+    switch cost is measured (`Job.switch_s`), else the largest one known in its sweep, else the
+    median of those of the other sweeps, but not less than `default_switch_s`, which is also the
+    least of a script without the hook (`Job.repeat_s`); while its parts are unknown the whole cost
+    is taken to come first. With the checkpoint at its end a stopped segment thus occupies its GPUs
+    for at least k + 1 switch costs.
     """
 
     k: float = 3.0
@@ -265,12 +268,12 @@ class Quantum:
         """
         held = snapshot.held
         ends: dict[JobId, float] = {}
-        largest: dict[SweepId, float] | None = None
+        expected: dict[SweepId, float] | None = None
         for job in snapshot.holding:
             cost, checkpoint_s = self._cost_s(job), job.checkpoint_s or 0.0
             if cost is None:
-                largest = self._largest_s(snapshot) if largest is None else largest
-                cost, checkpoint_s = largest.get(job.sweep, self.default_switch_s), 0.0
+                expected = self._expected_s(snapshot) if expected is None else expected
+                cost, checkpoint_s = expected[job.sweep], 0.0
             started = snapshot.time_s if job.started_s is None else job.started_s
             end = started + self.k * cost + (cost - checkpoint_s)
             is_too_far_ahead = started - snapshot.time_s > end - started
@@ -290,18 +293,19 @@ class Quantum:
             elif cost > most:
                 most = cost
         if unmeasured:
-            largest = self._largest_s(snapshot)
-            most = max(most, *(largest.get(s, self.default_switch_s) for s in unmeasured))
+            expected = self._expected_s(snapshot)
+            most = max(most, *(expected[sweep] for sweep in unmeasured))
         return (self.k + 1) * (most if most >= 0 else self.default_switch_s)
 
-    def _largest_s(self, snapshot: Snapshot) -> dict[SweepId, float]:
-        """Return the largest measured switch cost of each sweep that has one."""
+    def _expected_s(self, snapshot: Snapshot) -> dict[SweepId, float]:
+        """Return the switch cost that unmeasured jobs of each sweep are taken to have."""
         largest: dict[SweepId, float] = {}
         for job in snapshot.jobs:
             cost = self._cost_s(job)
             if cost is not None and cost > largest.get(job.sweep, -1.0):
                 largest[job.sweep] = cost
-        return largest
+        usual = max(self.default_switch_s, median_low(largest.values()) if largest else 0.0)
+        return defaultdict(lambda: usual, largest)
 
     def _cost_s(self, job: Job) -> float | None:
         """Return the measured switch cost; at least the default where a stop repeats training.

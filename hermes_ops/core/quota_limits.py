@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress
+from itertools import chain, compress, groupby
 from math import inf
 
 from hermes_ops.core.class_shares import NO_CLASSES, Account, ClassShares
@@ -56,8 +56,11 @@ class QuotaLimits:
         shares: Mapping[str, int],
         blocked: Mapping[JobId, Reason] = _NONE,
         classes: ClassShares = NO_CLASSES,
+        fixed: Collection[JobId] = (),
     ) -> None:
         self.quota, self.blocked = quota, blocked  # blocked jobs may hold nothing now
+        self.fixed = fixed  # jobs that never get fewer GPUs than they hold: they are stopped
+        self.shrunk: set[JobId] = set()  # jobs shown with a part of the GPUs that they hold
         self.classes = classes
         self.of_team: dict[Account, float] = dict(classes.most_gpus)
         self.of_team.update(shares)
@@ -91,33 +94,40 @@ class QuotaLimits:
         """Return the snapshot in which no job takes more GPUs than its team and its user may hold.
 
         `elastic` are at least those of its jobs that take several numbers. One that holds more
-        already is left as it is: it is stopped, and starts again on fewer.
+        already is shown with the part of its GPUs that it may keep; their rest is free.
         """
         smaller = {
-            job.id: less
-            for job in elastic
-            if (less := self._smaller(job, len(snapshot.gpus))) is not job
+            job.id: less for job in elastic if (less := self._smaller(job, snapshot)) is not job
         }
         if not smaller:
             return snapshot
+        retained = dict(snapshot.retained)
+        for job, grant in snapshot.retained.items():
+            if job in smaller and len(kept := smaller[job].gpus_held) < len(grant.gpus):
+                retained[job] = replace(grant, gpus=kept)
+                self.shrunk.add(job)
         return Snapshot.prepared(
             snapshot.time_s,
             snapshot.gpus,
             holding=tuple(smaller.get(job.id, job) for job in snapshot.holding),
             queue=tuple(smaller.get(job.id, job) for job in snapshot.queue),
             others=snapshot.others,
-            retained=snapshot.retained,
+            retained=retained,
         )
 
-    def _smaller(self, job: Job, gpus: int) -> Job:
+    def _smaller(self, job: Job, snapshot: Snapshot) -> Job:
         limits = (self.of_team.get(self.account(job), 0), self.of_user(job))
         most = int(min(*limits, self.of_job.get(job.id, inf)))
-        if not max(job.min_gpus, len(job.gpus_held)) <= most < min(job.max_gpus, gpus):
+        least = max(job.min_gpus, len(job.gpus_held)) if job.id in self.fixed else job.min_gpus
+        if not least <= most < min(job.max_gpus, len(snapshot.gpus)):
             return job
         sizes = tuple(job.sizes_up_to(most)) if job.sizes else ()
         if job.sizes and not sizes:
             return job
-        return replace(job, max_gpus=max(sizes, default=most), sizes=sizes)
+        most = max(sizes, default=most)
+        held = snapshot.held.get(job.id, ())
+        kept = tuple(sorted(_packed(snapshot, held)[:most])) if len(held) > most else job.gpus_held
+        return replace(job, max_gpus=most, sizes=sizes, gpus_held=kept)
 
     def surplus(
         self, snapshot: Snapshot, plan: Plan, pinned: Collection[JobId], *, shrinks: bool
@@ -125,30 +135,58 @@ class QuotaLimits:
         """Return the granted jobs beyond a limit; pinned jobs count first and are never among them.
 
         Jobs that keep their GPUs count before those that start, each in the order of the plan. With
-        `shrinks`, a job that may take fewer GPUs, and does not hold more, gets what is left.
+        `shrinks`, a job that may take fewer GPUs, of a `fixed` one not fewer than it holds, gets
+        what is left. Those that run get their least number first: none is stopped for another.
         """
-        held = HeldGpus()
-        surplus = QuotaSurplus(set(), {})
-        grants = self._in_question(snapshot, plan)
-        for job, grant in _by_claim(snapshot, grants, pinned, self.classes.priority_of):
-            team, of_user = self._names[job.virtual_cluster], self.of_user(job)
-            account = self.account(job)
-            of_team = self.of_team.get(team, 0)
-            if account is not team:
-                left_of_class = self.of_team[account] - held.teams[account]
-                of_team = min(of_team, held.teams[team] + left_of_class)
-            amount = amount_of(grant)
-            if held.fits(team, of_team, job.user, of_user, amount) or job.id in pinned:
-                held.add(team, job.user, amount, account)
-                continue
-            left = min(of_team - held.teams[team], of_user - held.users[job.user])
-            sizes = job.sizes_up_to(int(left)) if shrinks and job.max_gpus > job.min_gpus else ()
-            if sizes and sizes[-1] >= len(job.gpus_held):
-                surplus.most_gpus[job.id] = sizes[-1]
-                held.add(team, job.user, sizes[-1], account)
-            else:
-                surplus.jobs.add(job.id)
+        held, surplus = HeldGpus(), QuotaSurplus(set(), {})
+        grants, priority_of = self._in_question(snapshot, plan), self.classes.priority_of
+        claims = _by_claim(snapshot, grants, pinned, priority_of)
+        for _, group in groupby(claims, lambda c: (c[0].id in pinned, priority_of.get(c[0].id))):
+            alike = tuple(group)
+            least = self._least(snapshot, alike, held) if shrinks else {}
+            for job, grant in alike:
+                amount, has = amount_of(grant), least.get(job.id, 0)
+                left = has + self._left(job, held)
+                if amount > max(has, left + SHARE_EPS) and job.id not in pinned:
+                    sizes = job.sizes_up_to(int(left)) if shrinks else ()
+                    floor = len(job.gpus_held) if job.id in self.fixed else 1
+                    if job.max_gpus == job.min_gpus or not sizes or sizes[-1] < floor:
+                        surplus.jobs.add(job.id)
+                        continue
+                    amount = surplus.most_gpus[job.id] = sizes[-1]
+                self._hold(held, job, amount - has)
         return surplus
+
+    def _least(
+        self, snapshot: Snapshot, claims: Iterable[tuple[Job, Grant]], held: HeldGpus
+    ) -> dict[JobId, float]:
+        """Count the least GPUs of jobs that run and may shrink, and all of those that keep theirs.
+
+        Return them for each job for which the limits leave as many.
+        """
+        least: dict[JobId, float] = {}
+        for job, grant in claims:
+            amount = amount_of(grant)
+            if job.holds_gpus and job.id not in self.fixed:
+                amount = min(amount, job.sizes_up_to(len(grant.gpus))[0])
+            elif snapshot.held.get(job.id) != grant.gpus:
+                continue
+            if amount <= self._left(job, held) + SHARE_EPS:
+                least[job.id] = amount
+                self._hold(held, job, amount)
+        return least
+
+    def _hold(self, held: HeldGpus, job: Job, amount: float) -> None:
+        held.add(self._names[job.virtual_cluster], job.user, amount, self.account(job))
+
+    def _left(self, job: Job, held: HeldGpus) -> float:
+        """Return how many GPUs the limits of the job leave."""
+        team, account = self._names[job.virtual_cluster], self.account(job)
+        left = min(
+            self.of_team.get(team, 0) - held.teams[team],
+            self.of_user(job) - held.users[job.user],
+        )
+        return left if account is team else min(left, self.of_team[account] - held.teams[account])
 
     def _in_question(self, snapshot: Snapshot, plan: Plan) -> Sequence[Grant]:
         """Return the grants among which a job may be beyond a limit, in their order.
@@ -331,6 +369,12 @@ class HeldGpus:
 def amount_of(grant: Grant) -> float:
     """Return the GPUs of a grant, as parts where policies share them."""
     return len(grant.gpus) * grant.share
+
+
+def _packed(snapshot: Snapshot, gpus: Sequence[int]) -> list[int]:
+    """Return the GPUs, those of the node with the most of them first."""
+    nodes = [snapshot.node_of[gpu] for gpu in gpus]
+    return sorted(gpus, key=lambda gpu: (-nodes.count(snapshot.node_of[gpu]), gpu))
 
 
 def _team_of(account: Account) -> str:

@@ -83,7 +83,9 @@ class WithinQuota(Generic[M]):
 
     The scheme is that of Kueue's cohorts (nominal quota, borrowing, reclaim by preemption) with
     Slurm's decayed use among borrowers. A job that takes several numbers of GPUs takes none beyond
-    its team's share and its user's limit, nor more than other jobs leave of them.
+    its team's share and its user's limit, nor more than other jobs leave of them. Under a policy
+    that `sizes` jobs, one that holds more gets fewer in place of being stopped, unless it is owed a
+    notice before that.
     """
 
     policy: Policy[M]
@@ -91,6 +93,7 @@ class WithinQuota(Generic[M]):
     quantum: Quantum = field(default_factory=Quantum)
     past_use: DecayedUse = field(default_factory=DecayedUse)
     compares: bool = False
+    sizes: bool = False
 
     @property
     def name(self) -> str:
@@ -120,8 +123,10 @@ class WithinQuota(Generic[M]):
         priority_of = job_priorities(able, quota, named)
         shares = team_shares(able, quota, use, pinned, priority_of)
         classes = class_shares(able, quota, priority_of, shares, pinned)
-        limits = QuotaLimits(quota, shares, blocked, classes)
         notice = ReclaimNotice(quota.reclaim_notice_s)
+        shrinks = self.sizes and not quota.reclaim_notice_s
+        fixed = pinned if shrinks else snapshot.retained.keys()
+        limits = QuotaLimits(quota, shares, blocked, classes, fixed)
         notices = notice.wanted(snapshot, quota, memory.notices, limits.of_team)
         leaving = {job for job, _ in notices}
         plan, inner, hidden = self._within(snapshot, memory.inner, limits, pinned, leaving)
@@ -133,6 +138,7 @@ class WithinQuota(Generic[M]):
             hidden |= blocked.keys() - {grant.job for grant in plan.grants}.union(plan.ends)
         if budgets:
             plan = plan.reviewed_by(review_s(snapshot, budgets, time))
+        hidden |= limits.shrunk.intersection(_fewer(snapshot, plan))
         if hidden:
             reasons = LazyReasons(hidden, _Why(snapshot, plan, limits).reason)
             plan = replace(plan, reasons=overlay(plan.reasons, reasons))
@@ -322,6 +328,10 @@ class _Why:
         return {gpu: grant.job for grant in self.plan.grants for gpu in grant.gpus}
 
     @cached_property
+    def _granted(self) -> frozenset[JobId]:
+        return frozenset(grant.job for grant in self.plan.grants)
+
+    @cached_property
     def _of_users(self) -> Mapping[str, float]:
         """The GPUs that each user is granted."""
         return self.limits.granted(self.snapshot, self.plan).users
@@ -348,19 +358,21 @@ class _Why:
         if self._of_users.get(job.user, 0) + job.min_gpus > of_user:
             text = f"user {job.user} may hold {of_user:g} GPUs at once"
             change = "a trial of the user leaving its GPUs, or a higher limit"
-            return Reason(f"{_verb(job)}: {text}", terms, would_change=change)
-        taker = next((self._takers[gpu] for gpu in job.gpus_held if gpu in self._takers), None)
+            return Reason(f"{self._verb(job)}: {text}", terms, would_change=change)
+        takers = (self._takers[gpu] for gpu in job.gpus_held if gpu in self._takers)
+        taker = next((taker for taker in takers if taker != job.id), None)
         if (above := self._higher(job, taker)) is not None:
             return replace(above, terms=terms)
         other = self._preemptor(team, taker) if job.holds_gpus else None
         if other is None:
             change = "a job of its team ending, or other teams leaving GPUs idle"
-            return Reason(f"{_verb(job)}: {now}", terms, would_change=change)
+            return Reason(f"{self._verb(job)}: {now}", terms, would_change=change)
+        verb = self._verb(job, "preempted")
         if other.name in self._owed:
-            text = f"preempted because {_name(other)} wants its guaranteed GPUs back"
+            text = f"{verb} because {_name(other)} wants its guaranteed GPUs back"
             change = f"{_name(other)} leaving its guaranteed GPUs idle"
         else:
-            text = f"preempted because {_name(other)} now gets its share of the GPUs that are lent"
+            text = f"{verb} because {_name(other)} now gets its share of the GPUs that are lent"
             change = f"{_name(other)} leaving GPUs idle"
         return Reason(f"{text}; {now}", terms, runner_up=taker, would_change=change)
 
@@ -377,12 +389,19 @@ class _Why:
                 return None
             if priority_of[taker] <= priority_of[job.id]:
                 return None
-            text = f"preempted because {taker} of {_name(team)} is of a higher class"
+            verb = self._verb(job, "preempted")
+            text = f"{verb} because {taker} of {_name(team)} is of a higher class"
             return Reason(text, runner_up=taker, would_change=change)
         if self.limits.of_team[account] >= self.limits.of_team.get(team.name, 0):
             return None
         text = f"waits: trials of a higher class of {_name(team)} go first"
         return Reason(text, would_change=change)
+
+    def _verb(self, job: Job, loses: str = "stops") -> str:
+        """Say what becomes of the job: `loses` is said where it loses all GPUs."""
+        if job.id in self._granted:
+            return "has fewer GPUs"
+        return loses if job.holds_gpus else "waits"
 
     def _preemptor(self, team: TeamQuota, taker: JobId | None) -> TeamQuota | None:
         """Return the team for which a job of `team` is stopped: the one that takes its GPUs.
@@ -397,8 +416,10 @@ class _Why:
         return next((owing for owing in self._owed.values() if owing.name != team.name), taking)
 
 
-def _verb(job: Job) -> str:
-    return "stops" if job.holds_gpus else "waits"
+def _fewer(snapshot: Snapshot, plan: Plan) -> set[JobId]:
+    """Return the jobs that are granted fewer GPUs than they hold."""
+    held = snapshot.held
+    return {g.job for g in plan.grants if len(g.gpus) < len(held.get(g.job, ()))}
 
 
 def _name(team: TeamQuota) -> str:

@@ -179,8 +179,8 @@ def needs_shares(name: str) -> bool:
 
 
 def sizes_jobs(name: str) -> bool:
-    """Return True for a policy that chooses how many GPUs a job gets, within the job's range."""
-    return bool(getattr(POLICIES[name], "sizes", False))
+    """Return True for a policy that chooses how many GPUs a job gets; False: unknown."""
+    return name in POLICIES and bool(getattr(POLICIES[name], "sizes", False))
 
 
 def compares_trials(name: str) -> bool:

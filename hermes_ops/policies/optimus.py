@@ -29,8 +29,10 @@ class Optimus(SpeedPolicy):
     Source: Peng et al., "Optimus", EuroSys 2018, sections 3 and 4; with an oracle as
     "Optimus+Oracle" of Qiao et al., "Pollux", OSDI 2021, section 5.1, and its public artefact
     (petuum/adaptdl, commit c793c70): GPUs alone and no parameter servers, all of one kind. A step
-    that saves nothing ends a job's growth. Our choice: all-reduce speeds by the fit of
-    `AllReduceSpeed`, where the paper fits parameter servers.
+    that saves nothing ends a job's growth. Our choices: all-reduce speeds by the fit of
+    `AllReduceSpeed`, where the paper fits parameter servers; a step that does not fit is passed
+    over, where the code of the paper ends there; a job whose size stays is not restarted, where
+    that code restarts all of them.
     """
 
     name: ClassVar[str] = "optimus"

@@ -83,8 +83,8 @@ class Contender:
         policy = guards.around(policy) if self.guards else policy
         if self.quota is not None:
             quantum = Quantum(guards.k if self.guards else 0.0, guards.default_switch_s)
-            compares = compares_trials(self.policy)
-            policy = WithinQuota(policy, self.quota, quantum, compares=compares)
+            compares, sizes = compares_trials(self.policy), sizes_jobs(self.policy)
+            policy = WithinQuota(policy, self.quota, quantum, compares=compares, sizes=sizes)
         return policy if sizes_jobs(self.policy) else _one_size(policy, draw.workload)
 
 

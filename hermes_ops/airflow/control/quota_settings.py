@@ -28,7 +28,7 @@ from hermes_ops.core.quota import Quota
 from hermes_ops.core.reclaim_notice import Notices
 from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.policies import compares_trials
+from hermes_ops.policies import compares_trials, sizes_jobs
 from hermes_ops.trial.files import write_json
 
 log = logging.getLogger("hermes.controller")
@@ -220,8 +220,8 @@ class QuotaInForce:
         if self.quota is None:
             return policy, memory
         quantum = Quantum(guards.k, guards.default_switch_s)
-        compares = compares_trials(policy.name)
-        within = WithinQuota(policy, self.quota, quantum, compares=compares)
+        compares, sizes = compares_trials(policy.name), sizes_jobs(policy.name)
+        within = WithinQuota(policy, self.quota, quantum, compares=compares, sizes=sizes)
         return within, QuotaMemory(memory, self.use, self.time, self.notices)
 
     def release(self, memory: Any) -> Any:  # noqa: ANN401 - any policy's memory

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hermes_ops.core.guards import Aging, AntiThrash, guarded
+from hermes_ops.core.guards import Aging, AntiThrash, Quantum, guarded
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Point, Policy, Snapshot
 from hermes_ops.core.plan import check
 from hermes_ops.core.sizes import BatchRange
@@ -60,6 +60,18 @@ def test_an_unmeasured_job_takes_the_largest_switch_cost_of_its_sweep() -> None:
     assert granted(AntiThrash(Hermes(), default_switch_s=0.1), snapshot) == {"s/0": (0,)}
     later = replace(snapshot, time_s=101.0)  # 73 + (3 + 1) x 7
     assert granted(AntiThrash(Hermes(), default_switch_s=0.1), later) == {"s/1": (0,)}
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "quantum_s"), [((), 20.0), ((2.0,), 20.0), ((30.0, 3.0, 40.0), 120.0)]
+)
+def test_the_first_trials_of_a_sweep_are_protected_as_long_as_those_of_other_sweeps(
+    measured_s: tuple[float, ...], quantum_s: float
+) -> None:
+    """Their median counts: one slow script keeps no other from being stopped."""
+    others = [job(f"other{n}/0", Phase.WAITING, startup_s=s) for n, s in enumerate(measured_s)]
+    first = job("new/0", Phase.STARTING, gpus_held=(0,), started_s=100.0)
+    assert Quantum().ends_s(world(first, *others)) == {first.id: 100.0 + quantum_s}
 
 
 @pytest.mark.parametrize(

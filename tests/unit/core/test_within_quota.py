@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_ops.core import within_quota
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot
-from hermes_ops.core.plan import check
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot, Stop
+from hermes_ops.core.plan import check, diff
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.within_quota import WithinQuota
 from hermes_ops.core.wrapper import Wrapper
-from hermes_ops.policies import make_policy
+from hermes_ops.policies import make_policy, sizes_jobs
 from hermes_ops.testing.worlds import QUOTA, built, histories, snapshots
 from tests.builders import curve, job, world
 
@@ -27,7 +28,7 @@ AB = Quota((TeamQuota("a", 2), TeamQuota("b", 2)))
 
 
 def within(quota: Quota, policy: str = "fifo") -> WithinQuota[Any]:
-    return WithinQuota(make_policy(policy, {}), quota)
+    return WithinQuota(make_policy(policy, {}), quota, sizes=sizes_jobs(policy))
 
 
 def of_team(team: str, number: int, *, gpu: int | None = None, **facts: Any) -> Job:
@@ -397,3 +398,61 @@ def test_a_job_with_a_range_takes_fewer_gpus_rather_than_none() -> None:
     jobs = [of_team("a", 0, max_gpus=8), *(of_team("b", n, max_gpus=8) for n in range(2))]
     plan = plan_of(quota, *jobs, gpus=6, policy="elastic-fifo")
     assert {grant.job: len(grant.gpus) for grant in plan.grants} == {"a/0": 3, "b/0": 2, "b/1": 1}
+
+
+SIZING = ("elastic-fifo", "elastic-2d-las", "doubling", "throughput", "afs", "saxena", "slaq-sized")
+
+
+def widened(name: str, gpus: Sequence[int], submitted_s: float = 0.0) -> Job:
+    """Return a job of 1 to 4 GPUs that has trained on these for 90 seconds; PENDING on none."""
+    facts: dict[str, Any] = {"max_gpus": 4, "total_steps": 100, "submitted_s": submitted_s}
+    if gpus:
+        facts |= {"gpus_held": tuple(gpus), "started_s": 10.0, "curve": curve(3.0, 2.0, 1.5)}
+    phase = Phase.RUNNING if gpus else Phase.PENDING
+    return job(name, phase, virtual_cluster=name.partition("/")[0], **facts)
+
+
+def stopped(snapshot: Snapshot, plan: Plan) -> list[str]:
+    return [action.job for action in diff(snapshot, plan) if isinstance(action, Stop)]
+
+
+@pytest.mark.parametrize("held", [[(0, 1, 2, 3)], [(0, 1, 2), (3,)], [(0, 1), (2, 3)]])
+@pytest.mark.parametrize("policy", SIZING)
+def test_borrowers_of_several_sizes_shrink_to_their_share_and_are_not_stopped(
+    policy: str, held: list[tuple[int, ...]]
+) -> None:
+    borrowers = [widened(f"a/{number}", gpus) for number, gpus in enumerate(held)]
+    snapshot = world(*borrowers, widened("b/0", (), submitted_s=90.0), gpus=4)
+    plan, _ = within(AB, policy).decide(snapshot, within(AB, policy).initial())
+    assert not stopped(snapshot, plan)
+    assert granted(AB, *snapshot.jobs, policy=policy)["a"] <= 2
+    assert plan.gpus_of(JobId("b/0"))
+
+
+def test_a_borrower_of_several_sizes_keeps_its_gpus_until_its_notice_is_over() -> None:
+    """A smaller size would take GPUs from it at once."""
+    quota = replace(AB, reclaim_notice_s=30.0)
+    borrower = widened("a/0", (0, 1, 2, 3))
+    snapshot = world(borrower, widened("b/0", (), submitted_s=90.0), gpus=4)
+    plan, _ = within(quota, "afs").decide(snapshot, within(quota, "afs").initial())
+    assert plan.gpus_of(borrower.id) == (0, 1, 2, 3)
+    assert plan.notices == ((borrower.id, 130.0),)
+
+
+@given(sizes=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 4)), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_no_running_job_is_stopped_while_each_has_a_gpu_in_its_teams_guarantee(
+    sizes: list[tuple[str, int]],
+) -> None:
+    """Jobs of 1 to 4 GPUs each, in a pool that has a GPU for each; only AFS would stop some."""
+    teams = Counter(team for team, _ in sizes)
+    quota = Quota(tuple(TeamQuota(team, number) for team, number in teams.items()))
+    free, jobs = list(range(len(sizes))), list[Job]()
+    for number, (team, size) in enumerate(sizes):
+        gpus, free = free[:size], free[size:]
+        jobs.append(widened(f"{team}/{number}", gpus, submitted_s=float(number)))
+    snapshot = world(*jobs, gpus=len(sizes))
+    for policy in set(SIZING) - {"afs"}:
+        plan, _ = within(quota, policy).decide(snapshot, within(quota, policy).initial())
+        check(snapshot, plan)
+        assert not stopped(snapshot, plan), policy
