@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hermes_ops.cli.connection import Connection, Home
-from hermes_ops.core.usage_table import COLUMNS, PRICE, csv_text, key_text, number_text
+from hermes_ops.core.usage import COLUMNS, PRICE, csv_text, key_text, number_text
 
 if TYPE_CHECKING:
     from hermes_ops.cli.sweep_location import SweepLocation

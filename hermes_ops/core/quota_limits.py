@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import chain, compress, groupby
 from math import inf
 
-from hermes_ops.core.class_shares import NO_CLASSES, Account, ClassShares
 from hermes_ops.core.model import SHARE_EPS, Grant, Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.quota import Quota, TeamQuota
+from hermes_ops.core.team_shares import NO_CLASSES, Account, ClassShares
 
 _NONE: Mapping[JobId, Reason] = {}
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
 
-from hermes_ops.core.class_shares import Account
 from hermes_ops.core.grant_overrides import override_grants
 from hermes_ops.core.model import JobId, Plan, Reason, Snapshot, overlay
 from hermes_ops.core.nodes import on_allowed_node
 from hermes_ops.core.quota import Quota
+from hermes_ops.core.team_shares import Account
 
 Notices = tuple[tuple[JobId, float], ...]
 """The jobs that have notice, and since when; in order of that time, then by id."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -11,7 +13,6 @@ from itertools import pairwise
 from math import inf
 
 from hermes_ops.core.gpu_time import day_end_s
-from hermes_ops.core.loan_time import HeldSpan, LoanTime
 from hermes_ops.core.quota import Quota
 from hermes_ops.core.summary import Segment
 
@@ -262,3 +263,142 @@ def _by_day(whole: _Stretch) -> Iterator[_Stretch]:
 
 def _day(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).date().isoformat()
+
+
+# -- borrowed and lent GPU time -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSpan:
+    """GPUs that a trial held from `start_s` to `end_s`, for a team, counted under `key`."""
+
+    team: str
+    key: str
+    start_s: float
+    end_s: float
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoanTime:
+    """GPU-seconds that were borrowed, by key, and that were lent, by team."""
+
+    borrowed_gpu_s: dict[str, float]
+    lent_gpu_s: dict[str, float]
+
+    @classmethod
+    def from_spans(cls, spans: Iterable[HeldSpan], quota: Quota) -> LoanTime:
+        """Return the loans of these spans under the quota.
+
+        At each moment a team borrows what it holds beyond its guarantee. Each of its keys borrows
+        in proportion to the GPUs of the team that it holds. Teams with idle guaranteed GPUs lend in
+        proportion to these; only what exceeds them comes from GPUs that no team is guaranteed.
+        """
+        ledger = _Ledger(quota)
+        changes = sorted(
+            (change for span in spans if span.end_s > span.start_s for change in _changes(span)),
+            key=lambda change: change[0],
+        )
+        for at_s, span, gpus in changes:
+            ledger.advance(at_s)
+            ledger.change(span, gpus)
+        return cls(dict(ledger.borrowed), dict(ledger.lent))
+
+
+def _changes(span: HeldSpan) -> tuple[tuple[float, HeldSpan, int], ...]:
+    return (span.start_s, span, span.gpus), (span.end_s, span, -span.gpus)
+
+
+class _Ledger:
+    """The GPUs that teams hold at a moment, and the GPU time borrowed and lent until then.
+
+    `_part_s` is the integral over time of the part of a team's GPUs that it borrows.
+    """
+
+    def __init__(self, quota: Quota) -> None:
+        self.borrowed: dict[str, float] = defaultdict(float)
+        self.lent: dict[str, float] = defaultdict(float)
+        self._guaranteed = {team.name: team.guaranteed for team in quota.everyone}
+        self._held = Counter[str]()
+        self._of_key = Counter[tuple[str, str]]()
+        self._part_s: dict[str, float] = defaultdict(float)
+        self._counted_s: dict[tuple[str, str], float] = {}
+        self._at_s = 0.0
+
+    def advance(self, at_s: float) -> None:
+        """Count the time until then."""
+        passed_s, self._at_s = at_s - self._at_s, at_s
+        if passed_s <= 0 or not self._of_key:
+            return
+        held, guaranteed = self._held, self._guaranteed
+        beyond = {team: max(0, held[team] - own) for team, own in guaranteed.items()}
+        idle = {team: max(0, own - held[team]) for team, own in guaranteed.items()}
+        idle_gpus = sum(idle.values())
+        part_lent = min(1.0, sum(beyond.values()) / idle_gpus) if idle_gpus else 0.0
+        for team in guaranteed:
+            if beyond[team]:
+                self._part_s[team] += passed_s * beyond[team] / held[team]
+            if idle[team] and part_lent:
+                self.lent[team] += passed_s * idle[team] * part_lent
+
+    def change(self, span: HeldSpan, gpus: int) -> None:
+        """Count GPUs that a trial takes or, below 0, leaves."""
+        team = span.team if span.team in self._guaranteed else ""
+        place = team, span.key
+        part_s = self._part_s[team]
+        held = self._of_key[place]
+        if held:
+            self.borrowed[span.key] += held * (part_s - self._counted_s[place])
+        self._counted_s[place] = part_s
+        self._of_key[place] = held + gpus
+        self._held[team] += gpus
+        if held + gpus == 0:
+            del self._of_key[place], self._counted_s[place]
+
+
+# -- as columns -----------------------------------------------------------------------------------
+
+
+COLUMNS = {
+    "trials": "trials", "gpu_seconds": "GPU-s", "trained_gpu_seconds": "trained",
+    "lost_gpu_seconds": "lost", "borrowed_gpu_seconds": "borrowed", "lent_gpu_seconds": "lent",
+    "waiting_seconds": "waiting, s", "preemptions": "preempted", "preemptions_caused": "caused",
+}  # fmt: skip
+"""The figures of a row, and their heads in the table."""
+WHOLE_POOL_COLUMNS = ("borrowed_gpu_seconds", "lent_gpu_seconds", "preemptions_caused")
+"""The figures that follow from the sweeps of all users together."""
+PRICE = {"price": "price"}
+UNKNOWN = {"user": "unknown", "team": "none"}
+
+
+_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+
+
+def spreadsheet_text(text: str) -> str:
+    """Return a text for a CSV cell; an apostrophe keeps spreadsheets from reading a formula."""
+    return f"'{text}" if text.startswith(_FORMULA_PREFIXES) else text
+
+
+def csv_text(by: str, rows: Sequence[Figures], columns: Mapping[str, str]) -> str:
+    """Return the rows as CSV, with a header line.
+
+    A key that a spreadsheet would read as a formula gets an apostrophe in front.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow((by, *columns))
+    for row in rows:
+        writer.writerow((spreadsheet_text(str(row["key"])), *(row[name] for name in columns)))
+    return out.getvalue()
+
+
+def key_text(by: str, row: Figures) -> str:
+    """Return the key of a row for people: a word where the user or the team is not known."""
+    return str(row["key"]) or UNKNOWN.get(by, "")
+
+
+def number_text(name: str, value: str | float | None) -> str:
+    """Return a figure as text: prices with cents, an empty text for None."""
+    if value is None or isinstance(value, str):
+        return ""
+    return f"{value:,.2f}" if name in PRICE else f"{value:,.0f}"

@@ -9,9 +9,7 @@ from itertools import chain
 from math import inf
 from typing import Generic, TypeVar
 
-from hermes_ops.core.class_shares import class_shares, job_priorities
-from hermes_ops.core.decayed_use import DecayedUse
-from hermes_ops.core.gpu_time import GpuTime
+from hermes_ops.core.gpu_time import DecayedUse, GpuTime
 from hermes_ops.core.guards import Quantum
 from hermes_ops.core.model import (
     Job,
@@ -28,7 +26,7 @@ from hermes_ops.core.priority_class import named_classes, refused_jobs
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.quota_limits import HeldGpus, QuotaLimits, amount_of
 from hermes_ops.core.reclaim_notice import Notices, ReclaimNotice
-from hermes_ops.core.team_shares import team_shares
+from hermes_ops.core.team_shares import class_shares, job_priorities, team_shares
 from hermes_ops.core.user_limits import blocked_jobs, review_s
 
 M = TypeVar("M")

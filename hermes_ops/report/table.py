@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes_ops.core.amounts import duration, first_lines, shortened
 from hermes_ops.core.summary import Night, SweepSummary, TrialSummary, course
-from hermes_ops.core.usage_table import spreadsheet_text
+from hermes_ops.core.usage import spreadsheet_text
 from hermes_ops.report.background import Background
 
 FACTS = ("number", "state", "best", "final", "steps", "segments", "preemptions", "gpu_seconds")

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from hermes_ops.core.curves import LearningCurve
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Point
-from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.simulator.training_model import Pace
 from hermes_ops.simulator.workload import JobOutcome, SimulatedSegment, Work

@@ -8,8 +8,8 @@ from math import isfinite
 from statistics import median
 
 from hermes_ops.config import SweepConfig, parse
+from hermes_ops.core.curves import PackedPoints
 from hermes_ops.core.model import JobId, SweepId, Value
-from hermes_ops.core.packed_curves import PackedPoints
 from hermes_ops.core.summary import FINISHED, CurvePoints, Segment
 from hermes_ops.core.training import STOPPED, Training, training
 from hermes_ops.errors import HermesError

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hermes_ops.core.curves import LearningCurve
 from hermes_ops.core.guards import Aging, AntiThrash
 from hermes_ops.core.model import (
     Action,
@@ -27,7 +28,6 @@ from hermes_ops.core.model import (
     Start,
     Stop,
 )
-from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.plan import check, diff, explained
 from hermes_ops.policies import needs_shares, sizes_jobs
 from hermes_ops.simulator.engine import layout, simulate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hermes_ops.core.packed_curves import PackedPoints
+from hermes_ops.core.curves import PackedPoints
 from hermes_ops.core.summary import CurvePoints
 from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.runs import LatestMetric, SweepRef, TrialRun, curve_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from hermes_ops.core.curves import LearningCurve
 from hermes_ops.core.model import PastTrial
-from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints, Night
 from hermes_ops.core.training import training

@@ -22,8 +22,8 @@ from hermes_ops.airflow.metadata_rows import TaskInstanceRow
 from hermes_ops.airflow.records import CorrectedStart, Lease, SegmentRecord
 from hermes_ops.airflow.trial.segment_run import PAUSED, result_of, with_status
 from hermes_ops.config.render import own_batch
+from hermes_ops.core.curves import LearningCurve, PackedPoints
 from hermes_ops.core.model import Job, JobId, Phase, Point, SweepId, Value
-from hermes_ops.core.packed_curves import LearningCurve, PackedPoints
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import HermesError
 

@@ -12,8 +12,7 @@ from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metadata_rows import RunRow
 from hermes_ops.airflow.records import SegmentRecord, SweepRecord, decode
 from hermes_ops.config.pool_quota import PoolQuota
-from hermes_ops.core.decayed_use import DecayedUse
-from hermes_ops.core.gpu_time import GpuTime, month_start_s
+from hermes_ops.core.gpu_time import DecayedUse, GpuTime, month_start_s
 
 HALF_LIVES = 5
 """Sweeps that ended earlier count less than 1 / 32, and are left out."""

@@ -50,7 +50,7 @@ def publish(
 ) -> None:
     """Write the view of this round."""
     from hermes_ops.airflow.control.jobs import job_id
-    from hermes_ops.core.loans import borrowing_jobs
+    from hermes_ops.core.quota import borrowing_jobs
 
     core = None if quota is None else quota.quota
     borrowing = frozenset() if core is None else borrowing_jobs(snapshot, plan, core)
@@ -81,7 +81,7 @@ def publish(
 
 
 def _quota(snapshot: Snapshot, core: Quota, quota: QuotaInForce) -> dict[str, Any]:
-    from hermes_ops.core.loans import team_holdings
+    from hermes_ops.core.quota import team_holdings
     from hermes_ops.core.user_limits import gpu_time_limits
 
     teams = [asdict(holding) for holding in team_holdings(snapshot, core)]

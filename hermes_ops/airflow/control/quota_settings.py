@@ -19,8 +19,7 @@ from hermes_ops.airflow.control.policy_settings import read_object, valid_time_s
 from hermes_ops.airflow.dag_teams import is_multi_team
 from hermes_ops.airflow.folders import home
 from hermes_ops.config.pool_quota import WITHOUT_TEAMS, PoolQuota, parse_quota, refuse_class
-from hermes_ops.core.decayed_use import DecayedUse
-from hermes_ops.core.gpu_time import GpuTime
+from hermes_ops.core.gpu_time import DecayedUse, GpuTime
 from hermes_ops.core.guards import Quantum
 from hermes_ops.core.model import Policy
 from hermes_ops.core.options import GuardOptions

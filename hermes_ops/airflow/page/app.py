@@ -40,8 +40,7 @@ from hermes_ops.airflow.page.usage_view import UsageQuery, UsageTable
 from hermes_ops.airflow.page.what_if import current_choice, what_if
 from hermes_ops.config.fields import NAME_PATTERN
 from hermes_ops.core.amounts import duration, utc_text
-from hermes_ops.core.usage import BY
-from hermes_ops.core.usage_table import csv_text, key_text, number_text
+from hermes_ops.core.usage import BY, csv_text, key_text, number_text
 from hermes_ops.errors import HermesError, Unavailable, Unsupported
 from hermes_ops.policies import live_policies
 

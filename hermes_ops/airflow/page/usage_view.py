@@ -19,8 +19,7 @@ from hermes_ops.airflow.dag_teams import dag_teams
 from hermes_ops.airflow.records import SweepRecord, decode
 from hermes_ops.airflow.sweep.source import DEFAULT_POOL
 from hermes_ops.config.pool_quota import WITHOUT_TEAMS
-from hermes_ops.core.usage import Figures, TrialUse, usage
-from hermes_ops.core.usage_table import COLUMNS, PRICE, WHOLE_POOL_COLUMNS
+from hermes_ops.core.usage import COLUMNS, PRICE, WHOLE_POOL_COLUMNS, Figures, TrialUse, usage
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking import SweepRef
 from hermes_ops.tracking.trial_timelines import fetch_trial_timelines

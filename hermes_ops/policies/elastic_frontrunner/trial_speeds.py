@@ -10,9 +10,8 @@ from statistics import mean
 
 import numpy as np
 
-from hermes_ops.core.curves import Memo
+from hermes_ops.core.curves import LearningCurve, Memo
 from hermes_ops.core.model import Job, JobId, Point
-from hermes_ops.core.packed_curves import LearningCurve
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.core.speed_model import AllReduceSpeed
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.decayed_use import DecayedUse
+from hermes_ops.core.gpu_time import DecayedUse
 from hermes_ops.core.model import Job, Phase, Snapshot
 from hermes_ops.core.quota import Quota, TeamQuota
 from tests.builders import job, world

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from hermes_ops.core.loans import TeamHolding, borrowing_jobs, team_holdings
 from hermes_ops.core.model import Grant, Job, Phase, Plan
-from hermes_ops.core.quota import Quota, TeamQuota
+from hermes_ops.core.quota import Quota, TeamHolding, TeamQuota, borrowing_jobs, team_holdings
 from tests.builders import job, world
 
 QUOTA = Quota((TeamQuota("a", 1, borrow=2), TeamQuota("b", 2)))

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_ops.core.loans import borrowing_jobs
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan
 from hermes_ops.core.plan import check
 from hermes_ops.core.priority_class import BUILT_IN_CLASSES, PriorityClass, class_refusal
-from hermes_ops.core.quota import Quota, TeamQuota
+from hermes_ops.core.quota import Quota, TeamQuota, borrowing_jobs
 from hermes_ops.core.within_quota import WithinQuota
 from hermes_ops.policies import make_policy
 from hermes_ops.testing.worlds import QUOTA, built, snapshots

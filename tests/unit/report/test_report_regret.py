@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.packed_curves import PackedPoints
+from hermes_ops.core.curves import PackedPoints
 from hermes_ops.report.background import BestSoFar, Improvement, gpu_seconds
 from hermes_ops.report.figures import band, learning_curves, measured_course
 from tests.unit.report.sweeps import BEGIN_S, curve, piece, summary, trial

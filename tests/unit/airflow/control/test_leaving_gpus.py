@@ -14,8 +14,7 @@ from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.metadata_rows import PoolRow, RunRow, TaskInstanceRow
 from hermes_ops.airflow.records import LEASE_KEY, SEGMENT_KEY, CloseRecord, encode
 from hermes_ops.config.pool_quota import parse_quota
-from hermes_ops.core.decayed_use import DecayedUse
-from hermes_ops.core.gpu_time import GpuTime
+from hermes_ops.core.gpu_time import DecayedUse, GpuTime
 from hermes_ops.core.guards import Quantum
 from hermes_ops.core.model import Plan, Snapshot
 from hermes_ops.core.within_quota import QuotaMemory, WithinQuota

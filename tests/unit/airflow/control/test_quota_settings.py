@@ -13,8 +13,7 @@ from hermes_ops.airflow.control.past_use import PastUse
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
 from hermes_ops.config.pool_quota import parse_quota
-from hermes_ops.core.decayed_use import DecayedUse
-from hermes_ops.core.gpu_time import GpuTime
+from hermes_ops.core.gpu_time import DecayedUse, GpuTime
 from hermes_ops.core.options import GuardOptions
 from hermes_ops.core.within_quota import QuotaMemory, WithinQuota
 from hermes_ops.errors import ConfigError, HermesError, Refused, Unavailable

@@ -24,10 +24,9 @@ from hermes_ops.airflow.control.jobs import (
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.folders import StatusFile, TrialFolder
 from hermes_ops.airflow.records import encode
-from hermes_ops.core.curves import columns
+from hermes_ops.core.curves import PackedPoints, columns
 from hermes_ops.core.guards import guarded
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, SweepId
-from hermes_ops.core.packed_curves import PackedPoints
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.errors import HermesError
 from hermes_ops.policies import make_policy
