@@ -30,8 +30,8 @@ from hermes_ops.policies.toolbox.fill import (
     fill,
     grant,
     lowest,
+    soonest_usable,
 )
-from hermes_ops.policies.toolbox.gpu_choice import soonest_usable
 from hermes_ops.policies.toolbox.multilevel_queues import (
     MultilevelQueues,
     QueueService,

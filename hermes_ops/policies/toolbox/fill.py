@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, tee
 from operator import attrgetter
 
 from hermes_ops.core.model import Gpu, Grant, Job, JobId, Snapshot
 from hermes_ops.core.nodes import NodeCapacity, unplaceable
-from hermes_ops.policies.toolbox.gpu_choice import soonest_usable
 
 _GPUS = attrgetter("gpus")
 
@@ -203,3 +202,27 @@ def _started(
         free.difference_update(gpus)
         grants.append(grant(job.id, gpus))
     return grants, unplaced
+
+
+def soonest_usable(
+    snapshot: Snapshot,
+    chosen: Sequence[int],
+    free: Collection[int],
+    own: Collection[int] = (),
+) -> tuple[int, ...]:
+    """Return, ascending, as many GPUs of each node as `chosen` has there, those usable soonest.
+
+    The job's `own` GPUs are preferred: it has to leave them anyway before it can start again. Idle
+    GPUs come next, then those that a stopping job still occupies. `free` are the other GPUs that
+    may be taken. If all are equally soon, `chosen` is returned.
+    """
+    idle = snapshot.idle
+    if not own and idle.issuperset(chosen):
+        return tuple(chosen)
+    where, mine = snapshot.node_of, frozenset(own)
+    rank = {gpu: (gpu not in mine, gpu not in idle, gpu) for gpu in chain(chosen, free)}
+    picked: list[int] = []
+    for node, number in Counter(where[gpu] for gpu in chosen).items():
+        on_node = [gpu for gpu in rank if where[gpu] == node]
+        picked += sorted(on_node, key=rank.__getitem__)[:number]
+    return tuple(sorted(picked))

@@ -14,7 +14,7 @@ from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapsh
 from hermes_ops.core.nodes import usable
 from hermes_ops.core.order import by_submission, submission
 from hermes_ops.policies.toolbox.answer import answer
-from hermes_ops.policies.toolbox.gpu_choice import soonest_usable
+from hermes_ops.policies.toolbox.fill import soonest_usable
 
 Sizes = Mapping[JobId, int]
 Batches = Mapping[JobId, int | None]

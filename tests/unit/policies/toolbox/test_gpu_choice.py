@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hermes_ops.core.model import Gpu, Phase, Policy, Snapshot
 from hermes_ops.core.plan import check
 from hermes_ops.policies import POLICIES, make_policy, needs_oracle, needs_shares
-from hermes_ops.policies.toolbox.gpu_choice import soonest_usable
+from hermes_ops.policies.toolbox.fill import soonest_usable
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
 from tests.builders import arriving, trial, world
 
