@@ -10,8 +10,7 @@ import pytest
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Point, Snapshot, SweepId
 from hermes_ops.errors import ConfigError
 from hermes_ops.policies import check_live, make_policy
-from hermes_ops.policies.themis import Themis, predicted_left_s
-from hermes_ops.policies.themis.offers import offered_number
+from hermes_ops.policies.themis import Themis, offered_number, predicted_left_s
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.metrics import Metrics, measure, static_fairness
 from hermes_ops.simulator.oracle import oracle
