@@ -9,9 +9,15 @@ from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.policies.toolbox.job_speeds import JobSpeeds, KnownSpeeds, MeasuredSpeeds
 from hermes_ops.policies.toolbox.parameter_checks import positive, positive_or_none
-from hermes_ops.policies.toolbox.planned_sizes import INTERVAL_S, PlannedSizes, planned
+from hermes_ops.policies.toolbox.planned_sizes import (
+    INTERVAL_S,
+    PlannedSizes,
+    planned,
+    time_gain,
+    twice,
+    widened,
+)
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
-from hermes_ops.policies.toolbox.widening import time_gain, twice, widened
 
 STEP_S = 150.0
 EPS = 1e-9  # a turn is over at its very end, although clocks are floats

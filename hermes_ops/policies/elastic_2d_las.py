@@ -13,9 +13,8 @@ from hermes_ops.core.order import submission
 from hermes_ops.policies.toolbox.job_speeds import JobSpeeds, KnownSpeeds, MeasuredSpeeds
 from hermes_ops.policies.toolbox.multilevel_queues import SLACK_GPU_S
 from hermes_ops.policies.toolbox.parameter_checks import ascending, whole
-from hermes_ops.policies.toolbox.planned_sizes import PlannedSizes, planned
+from hermes_ops.policies.toolbox.planned_sizes import PlannedSizes, planned, speed_up_gain, widen
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
-from hermes_ops.policies.toolbox.widening import speed_up_gain, widen
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,15 @@ from typing import ClassVar
 from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot
 from hermes_ops.core.oracle import Oracle
 from hermes_ops.policies.toolbox.job_speeds import packed
-from hermes_ops.policies.toolbox.planned_sizes import PlannedSizes, SpeedPolicy, planned
+from hermes_ops.policies.toolbox.planned_sizes import (
+    Gain,
+    PlannedSizes,
+    SpeedPolicy,
+    planned,
+    time_gain,
+    widened,
+)
 from hermes_ops.policies.toolbox.sized_grants import EMPTIEST, SizingProblem
-from hermes_ops.policies.toolbox.widening import Gain, time_gain, widened
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,14 @@ from typing import ClassVar
 
 from hermes_ops.core.model import Job, Plan, Reason, Snapshot
 from hermes_ops.core.order import submission
-from hermes_ops.policies.toolbox.planned_sizes import PlannedSizes, SpeedPolicy, planned
+from hermes_ops.policies.toolbox.planned_sizes import (
+    PlannedSizes,
+    SpeedPolicy,
+    planned,
+    speed_up_gain,
+    widened,
+)
 from hermes_ops.policies.toolbox.sized_grants import SizingProblem
-from hermes_ops.policies.toolbox.widening import speed_up_gain, widened
 
 
 @dataclass(frozen=True, slots=True)

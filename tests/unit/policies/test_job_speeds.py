@@ -9,7 +9,7 @@ import pytest
 from hermes_ops.core.model import Gpu, Job, Phase, Point, Snapshot
 from hermes_ops.core.sizes import StepTime
 from hermes_ops.policies.toolbox.job_speeds import MeasuredSpeeds, packed, steps_to_convergence
-from hermes_ops.policies.toolbox.widening import widened
+from hermes_ops.policies.toolbox.planned_sizes import widened
 from tests import builders
 
 
