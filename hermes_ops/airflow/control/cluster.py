@@ -24,8 +24,8 @@ from hermes_ops.airflow.control.cleanup.sweep_end import (
 from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.control.faults import THE_POOL, Done, FaultBarrier, Subject
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
+from hermes_ops.airflow.control.machine_watch import PoolMachines
 from hermes_ops.airflow.control.pool_file import publish
-from hermes_ops.airflow.control.pool_machines import PoolMachines
 from hermes_ops.airflow.control.quota_settings import QuotaInForce
 from hermes_ops.airflow.control.sweep_state import (
     RunningSweeps,

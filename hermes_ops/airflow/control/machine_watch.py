@@ -1,4 +1,6 @@
-"""Which machines of a pool have a worker now: the executor's own workers are asked, in a thread.
+"""The machines of a pool: which have a worker now, which GPUs may be granted, how many slots.
+
+The executor's own workers are asked, in a thread.
 
 A machine counts while exactly one worker takes its queue. It is away once that has not been seen
 for `SETTLE_S`: a worker that restarts, or answers late, costs no trial its GPUs. While nobody
@@ -8,15 +10,23 @@ and workers take up to `RECONNECT_S` to come back to it.
 
 from __future__ import annotations
 
+import ast
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hermes_ops.airflow.machines import MachineSlots, queue_of
-from hermes_ops.errors import Unavailable
+from hermes_ops.airflow.clock_steps import is_due
+from hermes_ops.airflow.control.trial_state import TrialRecords
+from hermes_ops.airflow.hosts import configured_executors
+from hermes_ops.airflow.machines import MACHINES_VARIABLE, WITH_QUEUES, MachineSlots, queue_of
+from hermes_ops.airflow.metadata_rows import OCCUPYING
+from hermes_ops.errors import HermesError, Unavailable
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -139,3 +149,149 @@ def trouble_of(machine: str, workers: Sequence[str]) -> str:
         names = ", ".join(sorted(workers))
         return f"{len(workers)} workers take its queue {queue}: end all but one of {names}"
     return ""
+
+
+ANSWER_S = 2.0
+"""Seconds in which Celery's workers answer."""
+
+EDGE_ALIVE = ("starting", "running", "idle")
+"""States of an Edge worker that takes tasks; its executor gives one without a heartbeat another."""
+
+
+@dataclass(frozen=True, slots=True)
+class CeleryWorkers:
+    """Celery's workers, which answer over the broker."""
+
+    app: Any  # a celery.Celery
+
+    def takers(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the workers that take each queue; Unavailable without a broker."""
+        try:
+            answers = self.app.control.inspect(timeout=ANSWER_S).active_queues() or {}
+        except Exception as error:  # each transport of Celery's has errors of its own
+            raise Unavailable(f"Celery's broker did not answer: {error}") from error
+        takers: dict[str, list[str]] = {}
+        for worker, queues in answers.items():
+            for queue in queues:
+                takers.setdefault(str(queue["name"]), []).append(str(worker))
+        return takers
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeWorkers:
+    """The workers of EdgeExecutor, as its table in Airflow's database has them."""
+
+    engine: Engine
+
+    def takers(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the workers that take each queue; Unavailable without the table."""
+        from sqlalchemy import column, exc, select, table
+
+        names: list[Any] = [column("worker_name"), column("queues"), column("state")]
+        query = select(*names[:2]).select_from(table("edge_worker", *names))
+        query = query.where(names[2].in_(EDGE_ALIVE))
+        try:
+            with self.engine.connect() as connection:
+                rows = connection.execute(query).all()
+        except exc.SQLAlchemyError as error:
+            raise Unavailable(f"the table edge_worker cannot be read: {error}") from error
+        takers: dict[str, list[str]] = {}
+        for worker, queues in rows:
+            for queue in ast.literal_eval(queues) if queues else ():
+                takers.setdefault(str(queue), []).append(str(worker))
+        return takers
+
+
+def registry_of(engine: Engine) -> WorkerRegistry:
+    """Return the workers of the executor that Airflow's configuration names.
+
+    HermesError where none of its executors hands tasks to workers on other machines.
+    """
+    names = [path.rpartition(".")[2] for path in configured_executors()]
+    if "CeleryExecutor" in names:
+        try:
+            from airflow.providers.celery.executors.celery_executor_utils import app
+        except ImportError as error:
+            raise HermesError(
+                f"Celery cannot be imported where the controller runs ({error}): install "
+                "apache-airflow-providers-celery and a Celery that it works with, as for Airflow's "
+                "scheduler."
+            ) from error
+        return CeleryWorkers(app)
+    if "EdgeExecutor" in names:
+        return EdgeWorkers(engine)
+    raise HermesError(
+        f"{MACHINES_VARIABLE} is set, and Airflow's executor is {', '.join(names) or 'unknown'}: "
+        f"machines need {' or '.join(WITH_QUEUES)}. Set [core] executor, also for the "
+        f"controller, or remove {MACHINES_VARIABLE}."
+    )
+
+
+RECHECK_S = 10.0
+"""Seconds after which the pool's slots are set again: a person may have changed them."""
+
+
+class Pools(Protocol):
+    """Airflow's pools."""
+
+    def resize_pool(self, name: str, slots: int) -> None:
+        """Give the pool that many slots; NotPermitted if Airflow does not let this user."""
+
+
+@dataclass(slots=True)
+class PoolMachines:
+    """The machines of one pool, none where it has none; the workers that are alive count."""
+
+    machines: MachineSlots = field(default_factory=MachineSlots)
+    watch: MachineWatch | None = None
+    away: Mapping[str, Absence] = field(default_factory=dict)
+    _slots: int = -1
+    _again_s: float = 0.0
+
+    def refresh(self) -> None:
+        """See which machines are away; Unavailable before that is known."""
+        if self.watch is not None:
+            self.away = self.watch.away()
+
+    def close(self) -> None:
+        """End the watch."""
+        if self.watch is not None:
+            self.watch.close()
+
+    @property
+    def lendable(self) -> frozenset[int] | None:
+        """Return the slots whose GPUs may be granted now; None: all of the pool."""
+        if not self.machines.of_slot:
+            return None
+        return self.machines.slots_of(n for n in self.machines.names if n not in self.away)
+
+    def follow(self, pool: str, pools: Pools, trials: Iterable[TrialRecords], now_s: float) -> None:
+        """Set the pool's slots to the GPUs of the machines that are there.
+
+        Tasks that Airflow still counts on a machine that is away keep their slots until it gives
+        them up: nobody else waits for those meanwhile.
+        """
+        lendable = self.lendable
+        if lendable is None:
+            return
+        slots = len(lendable) + sum(
+            trial.row.pool_slots
+            for trial in trials
+            if trial.row.state in OCCUPYING
+            and trial.lease is not None
+            and trial.lease.machine in self.away
+        )
+        if slots != self._slots or is_due(now_s, self._again_s, RECHECK_S):
+            pools.resize_pool(pool, slots)
+            self._slots, self._again_s = slots, now_s + RECHECK_S
+
+    def view(self) -> dict[str, Any]:
+        """Return what people see of the machines."""
+        return {name: self._machine(name) for name in self.machines.names}
+
+    def _machine(self, name: str) -> dict[str, Any]:
+        slots, absence = self.machines.slots_of([name]), self.away.get(name)
+        known: dict[str, Any] = {"first_gpu": min(slots), "gpus": len(slots)}
+        if absence is not None:
+            known |= {"away_since_s": absence.since_s, "reason": absence.reason}
+        return known

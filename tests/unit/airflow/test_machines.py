@@ -12,17 +12,19 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 from sqlalchemy import create_engine, text
 
 from hermes_ops.airflow.control.machine_watch import (
+    RECHECK_S,
     RECONNECT_S,
     SETTLE_S,
     Absence,
+    CeleryWorkers,
+    EdgeWorkers,
     MachineWatch,
+    PoolMachines,
     trouble_of,
 )
-from hermes_ops.airflow.control.pool_machines import RECHECK_S, PoolMachines
 from hermes_ops.airflow.control.reconcile import rank_of
 from hermes_ops.airflow.control.sweep_state import SweepState, usable_gpus
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.airflow.control.worker_registries import CeleryWorkers, EdgeWorkers
 from hermes_ops.airflow.explanation import absence_line, away_lines
 from hermes_ops.airflow.folders import TrialFolder
 from hermes_ops.airflow.hosts import WRONG_HOST
