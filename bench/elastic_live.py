@@ -21,8 +21,7 @@ from hermes_ops.cli.connection import Connection
 from hermes_ops.core.model import Gpu, JobId, Point, SweepId
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.simulator.engine import simulate
-from hermes_ops.simulator.training_model import Pace, Placement
-from hermes_ops.simulator.workload import Costs, SegmentStart, Work, Workload
+from hermes_ops.simulator.workload import Costs, Pace, Placement, SegmentStart, Work, Workload
 
 SLOTS, SIZES = 4, (1, 2, 3, 4)
 JOBS = 3 if QUICK else 6

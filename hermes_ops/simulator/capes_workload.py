@@ -16,8 +16,7 @@ from random import Random
 
 from hermes_ops.core.model import JobId, Point
 from hermes_ops.core.sizes import BatchRange, StepTime
-from hermes_ops.simulator.training_model import Pace, Placement
-from hermes_ops.simulator.workload import Costs, Work, Workload
+from hermes_ops.simulator.workload import Costs, Pace, Placement, Work, Workload
 from hermes_ops.simulator.workload_source import DrawnWorkload
 
 HOURS = ((1, 6.37), (2, 3.78), (4, 2.21), (8, 1.40))

@@ -14,7 +14,7 @@ import numpy as np
 from hermes_ops.core.goodput import efficiency
 from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import ConfigError, Problem
-from hermes_ops.simulator.training_model import Pace, Placement
+from hermes_ops.simulator.workload import Pace, Placement
 
 COLUMN = "step_times"
 EXAMPLE = "1x32:0.1 1x256:0.7 2x32:0.06 2x256:0.4"

@@ -17,7 +17,7 @@ from hermes_ops.core.sizes import BatchRange
 from hermes_ops.core.speed_model import Floats
 from hermes_ops.errors import ConfigError
 from hermes_ops.simulator.csv_file import CsvFile
-from hermes_ops.simulator.training_model import Placement
+from hermes_ops.simulator.workload import Placement
 
 MOST_GPUS = 64
 """The GPUs of the pool for which the workloads were published."""

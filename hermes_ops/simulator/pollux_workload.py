@@ -30,8 +30,7 @@ from hermes_ops.simulator.pollux_data import (
     read_pollux,
     written_ns,
 )
-from hermes_ops.simulator.training_model import Pace, Placement
-from hermes_ops.simulator.workload import Costs, Work, Workload
+from hermes_ops.simulator.workload import Costs, Pace, Placement, Work, Workload
 from hermes_ops.simulator.workload_source import DrawnWorkload
 
 Integers = NDArray[np.int64]

@@ -9,8 +9,7 @@ from math import inf
 from hermes_ops.core.curves import LearningCurve
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Point
 from hermes_ops.core.sizes import StepTime
-from hermes_ops.simulator.training_model import Pace
-from hermes_ops.simulator.workload import JobOutcome, SimulatedSegment, Work
+from hermes_ops.simulator.workload import JobOutcome, Pace, SimulatedSegment, Work
 
 LONG = 256
 """Points from which a curve is kept in arrays, whose versions share memory. Below, tuples are

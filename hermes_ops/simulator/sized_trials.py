@@ -19,8 +19,7 @@ from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator.pollux_data import Application, read_pollux, written_ns
 from hermes_ops.simulator.pollux_workload import StepTimes
-from hermes_ops.simulator.training_model import Pace, Placement
-from hermes_ops.simulator.workload import Work
+from hermes_ops.simulator.workload import Pace, Placement, Work
 from hermes_ops.simulator.workload_source import DerivedSource, DrawnWorkload
 
 APPLICATION = "cifar10"

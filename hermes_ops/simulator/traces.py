@@ -14,8 +14,7 @@ from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.simulator.csv_file import MOST_PROBLEMS, opened_csv
 from hermes_ops.simulator.declared_steps import DeclaredSteps, parse_steps
-from hermes_ops.simulator.training_model import Pace, Placement
-from hermes_ops.simulator.workload import Costs, Work, Workload
+from hermes_ops.simulator.workload import Costs, Pace, Placement, Work, Workload
 
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 OPTIONAL = (

@@ -17,8 +17,7 @@ from hermes_ops.core.sizes import BatchRange, StepTime
 from hermes_ops.core.sweep_limits import MaxParallel, MaxUnreported
 from hermes_ops.core.wrapper import OneSize
 from hermes_ops.policies import make_policy, needs_shares, sizes_jobs
-from hermes_ops.simulator.training_model import Pace, Placement
-from hermes_ops.simulator.workload import Costs, Work, Workload
+from hermes_ops.simulator.workload import Costs, Pace, Placement, Work, Workload
 
 NOW_S = 1_000.0
 LOSSES = st.one_of(

@@ -19,8 +19,15 @@ from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.event_log import EventLog, replay
 from hermes_ops.simulator.metrics import measure
 from hermes_ops.simulator.oracle import oracle
-from hermes_ops.simulator.training_model import Pace, Placement, TrainingModel
-from hermes_ops.simulator.workload import Costs, SimulationRun, Work, Workload
+from hermes_ops.simulator.workload import (
+    Costs,
+    Pace,
+    Placement,
+    SimulationRun,
+    TrainingModel,
+    Work,
+    Workload,
+)
 from hermes_ops.testing.worlds import built, elastic_workloads
 
 BATCHES = BatchRange(32, 64)
