@@ -23,9 +23,8 @@ from time import monotonic
 from hermes_ops.cli.simulation_options import QUOTA_SUFFIX, SimulationOptions, contenders, gpus_of
 from hermes_ops.policies import POLICIES
 from hermes_ops.simulator.comparison import Comparison, PolicyResult, compare, workers
-from hermes_ops.simulator.metrics import Metrics
+from hermes_ops.simulator.metrics import Metrics, TeamResult
 from hermes_ops.simulator.oracle import OracleBest
-from hermes_ops.simulator.team_results import TeamResult
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"

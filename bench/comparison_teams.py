@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.comparison_case import ComparisonCase, Reuse
 from hermes_ops.simulator.comparison import Comparison, PolicyResult
+from hermes_ops.simulator.metrics import jain_index
 from hermes_ops.simulator.tables import markdown, number, team_rows
-from hermes_ops.simulator.team_results import jain_index
 
 PHILLY = ComparisonCase(
     "traces/philly_82k.csv.gz",

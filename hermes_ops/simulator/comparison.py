@@ -27,9 +27,8 @@ from hermes_ops.core.wrapper import OneSize
 from hermes_ops.errors import ConfigError, Problem
 from hermes_ops.policies import compares_trials, make_policy, sizes_jobs
 from hermes_ops.simulator.engine import simulate
-from hermes_ops.simulator.metrics import Metrics, measure, regret
+from hermes_ops.simulator.metrics import Metrics, TeamResult, measure, regret, team_results
 from hermes_ops.simulator.oracle import OracleBest, oracle
-from hermes_ops.simulator.team_results import TeamResult, team_results
 from hermes_ops.simulator.workload import SimulationRun, Workload
 from hermes_ops.simulator.workload_source import DrawnWorkload, WorkloadSource
 

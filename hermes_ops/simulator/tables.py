@@ -7,8 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 
 from hermes_ops.simulator.comparison import Comparison, Interval, PolicyResult
-from hermes_ops.simulator.metrics import Metrics, fairness
-from hermes_ops.simulator.team_results import jain_index
+from hermes_ops.simulator.metrics import Metrics, fairness, jain_index
 from hermes_ops.simulator.workload import SimulationRun
 
 COLUMNS = (
