@@ -373,7 +373,7 @@ def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
 def _refuse_beyond(tracker: Tracker, sweep: SweepRef, number: int) -> None:
     """Raise HermesError if the sweep has no trial of that number, as far as MLflow tells."""
     from hermes_ops.config import parse
-    from hermes_ops.tracking.documents import fetch_sweep_file
+    from hermes_ops.tracking.artifacts import fetch_sweep_file
 
     try:
         document = fetch_sweep_file(tracker.artifacts, sweep.parent_run_id, sweep.sweep_id)

@@ -15,7 +15,7 @@ from hermes_ops.core.training import STOPPED, Training, training
 from hermes_ops.errors import HermesError
 from hermes_ops.simulator.workload import Costs, SegmentStart, Work, Workload
 from hermes_ops.tracking import SweepRef, Tracker
-from hermes_ops.tracking.documents import SWEEP_FILE, fetch_sweep_file
+from hermes_ops.tracking.artifacts import SWEEP_FILE, fetch_sweep_file
 from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS, ended_spans_of
 from hermes_ops.tracking.summary import CollectedSweep, collect, require_sweep
 from hermes_ops.trial.keras.runtime import ENDING_S

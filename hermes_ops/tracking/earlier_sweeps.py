@@ -14,8 +14,8 @@ from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.core.summary import CurvePoints, Night
 from hermes_ops.core.training import training
 from hermes_ops.errors import ConfigError, Refused
+from hermes_ops.tracking.artifacts import fetch_sweep_file
 from hermes_ops.tracking.curves import CurveReader
-from hermes_ops.tracking.documents import fetch_sweep_file
 from hermes_ops.tracking.rest import chunked_tag, joined_json, legal_name
 from hermes_ops.tracking.runs import NAME, RUN_STATUS, SweepRun, TrialRun, number_in
 from hermes_ops.tracking.summary import CollectedSweep

@@ -12,10 +12,9 @@ from typing import Any
 
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
-from hermes_ops.tracking.artifacts import Artifacts, Registry
+from hermes_ops.tracking.artifacts import SWEEP_FILE, Artifacts, Registry, json_objects
 from hermes_ops.tracking.comparison import SharedViews, comparison_path
 from hermes_ops.tracking.deletion import Deletion
-from hermes_ops.tracking.documents import SWEEP_FILE, json_objects
 from hermes_ops.tracking.overview import Overview
 from hermes_ops.tracking.rest import (
     EXISTS,

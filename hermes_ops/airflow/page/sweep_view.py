@@ -19,7 +19,7 @@ from hermes_ops.core.amounts import duration, figure
 from hermes_ops.core.summary import TrialSummary, course
 from hermes_ops.report.table import settings_line
 from hermes_ops.tracking import SweepRef, SweepRun, Tracker
-from hermes_ops.tracking.documents import json_objects
+from hermes_ops.tracking.artifacts import json_objects
 from hermes_ops.tracking.runs import SWEEP
 from hermes_ops.tracking.summary import WHY_TAGS, deadline_result
 

@@ -22,8 +22,8 @@ from hermes_ops.airflow.prune.removal import PruneEntry
 from hermes_ops.airflow.records import SWEEP_KEY, SweepRecord, decode
 from hermes_ops.config import RunIn, SweepConfig, parse
 from hermes_ops.errors import HermesError, Unavailable
+from hermes_ops.tracking.artifacts import fetch_sweep_file
 from hermes_ops.tracking.deletion import RunsOfSweep
-from hermes_ops.tracking.documents import fetch_sweep_file
 from hermes_ops.tracking.earlier_sweeps import BEST_TRIAL
 from hermes_ops.tracking.runs import RUN_STATUS, SweepRun
 from hermes_ops.trial.checkpoint_store.store import safe_name

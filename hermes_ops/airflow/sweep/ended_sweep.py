@@ -45,7 +45,7 @@ from hermes_ops.airflow.records import (
 from hermes_ops.config import Algorithm, SweepConfig, check_installation, parse
 from hermes_ops.errors import HermesError, NotPermitted
 from hermes_ops.tracking import SweepRef
-from hermes_ops.tracking.documents import SWEEP_FILE
+from hermes_ops.tracking.artifacts import SWEEP_FILE
 from hermes_ops.tracking.summary import DEADLINE_TAG
 from hermes_ops.tracking.trial_timelines import with_extension
 from hermes_ops.trial.failure import Cause

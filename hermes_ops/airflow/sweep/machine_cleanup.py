@@ -24,7 +24,7 @@ from hermes_ops.airflow.trial.metrics import tracking_uri
 from hermes_ops.config import parse
 from hermes_ops.errors import HermesError, Refused, Unavailable
 from hermes_ops.tracking import Tracker
-from hermes_ops.tracking.documents import fetch_sweep_file
+from hermes_ops.tracking.artifacts import fetch_sweep_file
 from hermes_ops.tracking.runs import RUN_STATUS
 from hermes_ops.tracking.summary import require_sweep
 

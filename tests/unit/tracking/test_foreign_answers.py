@@ -12,7 +12,7 @@ import pytest
 from hermes_ops.confined_folder import DOCUMENT_BYTES
 from hermes_ops.errors import HermesError, Refused, Unavailable
 from hermes_ops.tracking import MetricSender, Tracker
-from hermes_ops.tracking.documents import json_objects
+from hermes_ops.tracking.artifacts import json_objects
 
 GONE = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "Run 'run-1' not found"}
 
