@@ -31,7 +31,6 @@ from hermes_ops.config.fields import (
     ValueField,
 )
 from hermes_ops.config.files import to_yaml
-from hermes_ops.config.gpu_range import GpuRange, Gpus
 from hermes_ops.config.parameters import SpaceSpec, to_space
 from hermes_ops.config.pod import PodSpec, RunIn, default_run_in
 from hermes_ops.config.sections import (
@@ -42,7 +41,14 @@ from hermes_ops.config.sections import (
     MetricSpec,
     Nightly,
 )
-from hermes_ops.config.workers import BatchSpec, LearningRateScale, ResizePoint, Workers
+from hermes_ops.config.workers import (
+    BatchSpec,
+    GpuRange,
+    Gpus,
+    LearningRateScale,
+    ResizePoint,
+    Workers,
+)
 from hermes_ops.core.deadline import Deadline
 from hermes_ops.core.secondary_metrics import SecondaryMetric, violations
 from hermes_ops.search import ALGORITHMS, SAMPLERS, make_sampler

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hermes_ops.config import gpu_range, model, pod, sections, workers
+from hermes_ops.config import model, pod, sections, workers
 from hermes_ops.config.fields import NAME_PATTERN, PARAMETER_PATTERN
 from hermes_ops.config.files import KeyPath, dotted, place_of, printable
 from hermes_ops.config.parameters import OptionSpec, ParameterSpec
@@ -31,7 +31,7 @@ SECTIONS: dict[KeyPath, type[BaseModel]] = {
     ("metrics",): sections.MetricSpec,
     ("search",): model.Search,
     ("trial",): model.TrialSpec,
-    GPUS: gpu_range.GpuRange,
+    GPUS: workers.GpuRange,
     ("trial", "batch"): workers.BatchSpec,
     ("trial", "pod"): pod.PodSpec,
     ("trial", "pod", "tolerations"): pod.Toleration,

@@ -1,13 +1,96 @@
-"""How a trial uses several GPUs: its processes, its learning rate, its batch."""
+"""How many GPUs a trial may hold, and how it uses several: processes, learning rate, batch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from hermes_ops.config.fields import Model, ParameterName, refusal
+from hermes_ops.core.sizes import powers_of_two
+
+MOST_GPUS = 1_024
+
+GpuNumber = Annotated[int, Field(ge=1, le=MOST_GPUS)]
+
+
+def _sizes_form(value: Any) -> str:  # noqa: ANN401 - whatever the file holds
+    return "list" if isinstance(value, list | tuple) else "word"
+
+
+Sizes = Annotated[
+    Annotated[Literal["any", "powers_of_two"], Tag("word")]
+    | Annotated[tuple[GpuNumber, ...], Field(strict=False, max_length=MOST_GPUS), Tag("list")],
+    Discriminator(_sizes_form),
+]
+
+
+class GpuRange(Model):
+    """The numbers of GPUs that a trial may hold; a policy that sizes jobs chooses among them."""
+
+    min: Annotated[GpuNumber, Field(examples=[1])] = 1
+    """The least number; what a policy gives that does not size jobs."""
+    max: Annotated[GpuNumber, Field(examples=[4])]
+    """The largest number."""
+    sizes: Sizes = "any"
+    """Which numbers of the range: any, powers_of_two, or a list of them."""
+
+    @model_validator(mode="after")
+    def _has_sizes(self) -> GpuRange:
+        if self.min > self.max:
+            found = f"min {self.min} and max {self.max}"
+            raise refusal("a min that is at most max", "exchange them", found)
+        if isinstance(self.sizes, tuple):
+            self._check_list(self.sizes)
+        elif not self.numbers and self.sizes != "any":
+            found = f"no power of two from {self.min} to {self.max}"
+            raise refusal(
+                "a range with one of 1, 2, 4, ...", "widen it, or write sizes: any", found
+            )
+        return self
+
+    def _check_list(self, sizes: tuple[int, ...]) -> None:
+        outside = [size for size in sizes if not self.min <= size <= self.max]
+        if not sizes or outside:
+            found = f"sizes {', '.join(map(str, outside))}" if outside else "an empty list of sizes"
+            raise refusal(
+                f"numbers from {self.min} to {self.max}", "correct sizes, min or max", found
+            )
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The allowed numbers, ascending; empty: the whole range."""
+        if self.sizes == "any":
+            return ()
+        if self.sizes == "powers_of_two":
+            return powers_of_two(self.min, self.max)
+        return tuple(sorted(set(self.sizes)))
+
+    @property
+    def least(self) -> int:
+        """The least allowed number."""
+        return min(self.numbers, default=self.min)
+
+    @property
+    def most(self) -> int:
+        """The largest allowed number."""
+        return max(self.numbers, default=self.max)
+
+
+NUMBER, RANGE = "number", "range"
+"""The two forms of `trial.gpus`, as pydantic names them in the location of an error."""
+
+
+def _form(value: Any) -> str:  # noqa: ANN401 - whatever the file holds
+    return RANGE if isinstance(value, Mapping | GpuRange) else NUMBER
+
+
+Gpus = Annotated[
+    Annotated[GpuNumber, Tag(NUMBER)] | Annotated[GpuRange, Tag(RANGE)], Discriminator(_form)
+]
+
 
 Samples = Annotated[int, Field(ge=1, le=10**9)]
 
