@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.trial.output.log_limit import LimitedLog
+from hermes_ops.trial.output.relay import LimitedLog
 
 FULL = (
     b"hermes-trial: the output of this segment is longer than 40 B: the rest is read for "

@@ -9,8 +9,7 @@ from itertools import count
 
 import pytest
 
-from hermes_ops.trial.output.log_limit import LimitedLog
-from hermes_ops.trial.output.relay import Relay
+from hermes_ops.trial.output.relay import LimitedLog, Relay
 from hermes_ops.trial.redaction import Mask
 
 MOST_WAITING_BYTES = 1_048_576 + 3 * 65_536  # ours, and what the two pipes and a block hold
