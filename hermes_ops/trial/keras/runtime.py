@@ -23,8 +23,7 @@ from hermes_ops.trial.group import TrialRank, rank_seed
 from hermes_ops.trial.keras import checkpoint_files
 from hermes_ops.trial.keras.cache_locks import release_locks
 from hermes_ops.trial.keras.checkpoint_files import Checkpoint, CheckpointFiles
-from hermes_ops.trial.keras.fit_calls import FitCall
-from hermes_ops.trial.keras.fit_processes import calls_before, has_failed, note_calls
+from hermes_ops.trial.keras.fit_calls import FitCall, calls_before, has_failed, note_calls
 from hermes_ops.trial.keras.ranks import fit_ranks, started_horovod
 from hermes_ops.trial.keras.temporary_files import remove_temporary_files
 from hermes_ops.trial.metrics import Metric, MetricsFile

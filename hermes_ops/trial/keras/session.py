@@ -14,10 +14,13 @@ from hermes_ops.trial.event_channel import send
 from hermes_ops.trial.group import GroupError
 from hermes_ops.trial.keras.backend import KerasBackend
 from hermes_ops.trial.keras.best_model import FitEnd, keep_best, values_now
-from hermes_ops.trial.keras.callback_files import CallbackFiles
-from hermes_ops.trial.keras.callback_paths import match_callbacks, path_attributes, renamed_paths
+from hermes_ops.trial.keras.callback_files import (
+    CallbackFiles,
+    match_callbacks,
+    path_attributes,
+    renamed_paths,
+)
 from hermes_ops.trial.keras.checkpoint_files import RAISED, Checkpoint
-from hermes_ops.trial.keras.learning_rate import FitRate
 from hermes_ops.trial.keras.output_order import after_replay
 from hermes_ops.trial.keras.pipeline import (
     keeps_hidden_random_state,
@@ -27,6 +30,7 @@ from hermes_ops.trial.keras.pipeline import (
 from hermes_ops.trial.keras.ranks import EpochVote, may_be_resized, rank_parts
 from hermes_ops.trial.keras.resize import (
     EpochShape,
+    FitRate,
     SizeChange,
     arrays_of_rank,
     fingerprints,

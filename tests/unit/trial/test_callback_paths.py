@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.trial.keras.callback_files import CallbackFiles
-from hermes_ops.trial.keras.callback_paths import path_attributes, renamed_paths
+from hermes_ops.trial.keras.callback_files import CallbackFiles, path_attributes, renamed_paths
 
 
 class CSVLogger(SimpleNamespace):

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_ops.trial.group import GroupError, TrialRank
-from hermes_ops.trial.keras.callback_paths import match_callbacks
-from hermes_ops.trial.keras.learning_rate import FitRate, follows_schedule, read_rate
+from hermes_ops.trial.keras.callback_files import match_callbacks
 from hermes_ops.trial.keras.legacy_keras import tf_keras_as_keras
 from hermes_ops.trial.keras.ranks import (
     EpochVote,
@@ -31,11 +30,14 @@ from hermes_ops.trial.keras.ranks import (
 )
 from hermes_ops.trial.keras.resize import (
     EpochShape,
+    FitRate,
     SizeChange,
     arrays_of_rank,
     fingerprints,
+    follows_schedule,
     objects_of_rank,
     rate_scaling,
+    read_rate,
     resized_callbacks,
     resized_python,
     resumed_batch,
