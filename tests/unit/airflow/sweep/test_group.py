@@ -13,9 +13,14 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from hermes_ops.airflow.prune.dag import prune_dag
 from hermes_ops.airflow.sweep import dag as dags
-from hermes_ops.airflow.sweep.dag import SweepTaskGroup, sweep, sweep_asset, sweep_dag
+from hermes_ops.airflow.sweep.dag import (
+    REPORT_RETRY_POLICY,
+    SweepTaskGroup,
+    sweep,
+    sweep_asset,
+    sweep_dag,
+)
 from hermes_ops.airflow.sweep.machine_cleanup import machine_cleanup_dag
-from hermes_ops.airflow.sweep.retry_policy import REPORT_RETRY_POLICY
 from hermes_ops.errors import ConfigError
 from tests.unit.airflow.builders import sweep_file
 

@@ -8,11 +8,13 @@ import pytest
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.serialization.serialized_objects import DagSerialization
 
-from hermes_ops.airflow.sweep.dag import SweepTaskGroup, empty_dag, sweep_dag
-from hermes_ops.airflow.sweep.retry_policy import (
+from hermes_ops.airflow.sweep.dag import (
     PLAN_RETRY_POLICY,
     REPORT_RETRY_POLICY,
     OutageRetryPolicy,
+    SweepTaskGroup,
+    empty_dag,
+    sweep_dag,
 )
 from hermes_ops.errors import HermesError, Unavailable
 from tests.unit.airflow.builders import sweep_file
