@@ -35,10 +35,9 @@ from hermes_ops.airflow.control.faults import CONCURRENT_REQUESTS, RequestPool
 from hermes_ops.airflow.control.feeds import CurveFeed, PriorFeed
 from hermes_ops.airflow.control.machine_watch import MachineWatch, PoolMachines, registry_of
 from hermes_ops.airflow.control.monitoring import Address, Monitor, serve
-from hermes_ops.airflow.control.past_use import PastUse, past_use
 from hermes_ops.airflow.control.policy_settings import DEFAULT_POLICY, PolicySettings
 from hermes_ops.airflow.control.pool_file import publish_trouble
-from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
+from hermes_ops.airflow.control.quota_settings import PastUse, QuotaInForce, QuotaSettings, past_use
 from hermes_ops.airflow.credentials import AirflowCredentials
 from hermes_ops.airflow.folders import home
 from hermes_ops.airflow.hosts import (

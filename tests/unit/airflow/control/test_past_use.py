@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.airflow.control.past_use import past_use
+from hermes_ops.airflow.control.quota_settings import past_use
 from hermes_ops.airflow.metadata_rows import PastRun, RunRow
 from hermes_ops.airflow.records import encode
 from hermes_ops.config.pool_quota import parse_quota

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from hermes_ops.airflow.control.faults import rejected
-from hermes_ops.airflow.control.past_use import PastUse
 from hermes_ops.airflow.control.policy_settings import PolicySettings
-from hermes_ops.airflow.control.quota_settings import QuotaInForce, QuotaSettings
+from hermes_ops.airflow.control.quota_settings import PastUse, QuotaInForce, QuotaSettings
 from hermes_ops.config.pool_quota import parse_quota
 from hermes_ops.core.gpu_time import DecayedUse, GpuTime
 from hermes_ops.core.options import GuardOptions
