@@ -24,7 +24,8 @@ from hermes_ops.airflow.control.controller import Controller, build
 from hermes_ops.airflow.control.monitoring import Monitor
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.trial.metrics import tracking_uri
-from hermes_ops.core.model import Action, Snapshot
+from hermes_ops.core.model import Snapshot
+from hermes_ops.core.plan import Action
 from hermes_ops.tracking import Tracker
 
 POOL = "gpus"

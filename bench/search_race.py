@@ -27,7 +27,8 @@ from bench import search_peers
 from bench.comparison_case import ROOT, FiguresMissing, Reuse, data, version
 from bench.frontrunner import GPUS, interval_of_mean
 from bench.search_peers import Peer
-from hermes_ops.core.model import Action, JobId, Phase, Plan, Policy, Snapshot, Start, SweepId
+from hermes_ops.core.model import JobId, Phase, Plan, Policy, Snapshot, SweepId
+from hermes_ops.core.plan import Action, Start
 from hermes_ops.loop import run
 from hermes_ops.policies import make_policy
 from hermes_ops.search.feasible import Feasible

@@ -11,18 +11,8 @@ from itertools import pairwise
 
 from bench.measure import QUICK, Figures, figures
 from hermes_ops.core.guards import guarded
-from hermes_ops.core.model import (
-    Action,
-    Gpu,
-    Job,
-    JobId,
-    Phase,
-    Plan,
-    Point,
-    Snapshot,
-    Start,
-    SweepId,
-)
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
+from hermes_ops.core.plan import Action, Start
 from hermes_ops.loop import run as loop
 from hermes_ops.policies import make_policy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from hermes_ops.core.model import Action, Plan, Policy, Snapshot
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.model import Plan, Policy, Snapshot
+from hermes_ops.core.plan import Action, check, diff
 
 M = TypeVar("M")
 

@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from hermes_ops.core.amounts import figure
 from hermes_ops.core.curves import best_by, mean_by
-from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, SweepId, Term, overlay
+from hermes_ops.core.model import Job, JobId, Plan, Reason, Snapshot, SweepId, Term
 from hermes_ops.core.order import by_submission
+from hermes_ops.core.plan import overlay
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")

@@ -19,12 +19,9 @@ from typing import TypeVar
 from hermes_ops.core.grant_overrides import StarvedJobs, override_grants
 from hermes_ops.core.model import (
     OPEN_PHASES,
-    DeferredReasons,
     Grant,
     Job,
     JobId,
-    JobIds,
-    LazyReasons,
     Phase,
     Plan,
     Policy,
@@ -32,8 +29,8 @@ from hermes_ops.core.model import (
     Snapshot,
     SweepId,
     Term,
-    overlay,
 )
+from hermes_ops.core.plan import DeferredReasons, JobIds, LazyReasons, overlay
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")

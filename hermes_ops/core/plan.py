@@ -1,30 +1,25 @@
-"""Refuse an impossible plan, complete the reasons of a possible one, and turn it into actions."""
+"""What becomes of a plan: its check, its reasons, each made on demand, and its actions."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress
 from operator import attrgetter, is_not
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hermes_ops.core.model import (
     QUEUED_PHASES,
     SHARE_EPS,
-    Action,
     Grant,
     Job,
     JobId,
-    LazyReasons,
     Phase,
     Plan,
     Reason,
-    Resize,
     Snapshot,
-    Start,
-    Stop,
 )
 from hermes_ops.core.nodes import on_allowed_node
 from hermes_ops.core.order import by_submission
@@ -284,3 +279,113 @@ class _Completion:
     @cached_property
     def _places(self) -> Mapping[JobId, int]:
         return {job: place for place, job in enumerate(self.plan.ranking)}
+
+
+class LazyReasons(Mapping[JobId, "Reason"]):
+    """The reasons of the keys of `ids`, each made on demand: most are never read."""
+
+    def __init__(self, ids: Collection[JobId], explain: Callable[[JobId], Reason]) -> None:
+        self._ids, self._explain = ids, explain
+
+    def __getitem__(self, job: JobId) -> Reason:
+        if job not in self._ids:
+            raise KeyError(job)
+        return self._explain(job)
+
+    def get(self, job: JobId, default: Any = None) -> Any:  # noqa: ANN401 - as in Mapping
+        """Return the reason or the default, without the cost of a caught KeyError."""
+        return self._explain(job) if job in self._ids else default
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._ids
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+class DeferredReasons(Mapping[JobId, "Reason"]):
+    """Reasons that are put together when the first of them is read, if any is."""
+
+    def __init__(self, make: Callable[[], Mapping[JobId, Reason]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[JobId, Reason]:
+        return self._make()
+
+    def __getitem__(self, job: JobId) -> Reason:
+        return self._made[job]
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._made
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+class JobIds(Collection[JobId]):
+    """The ids of two collections, each once, in their order.
+
+    They are put together when they are listed: of thousands of reasons few are asked for.
+    """
+
+    def __init__(self, first: Collection[JobId], second: Collection[JobId]) -> None:
+        self._first, self._second = first, second
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._second or job in self._first
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(dict.fromkeys(chain(self._first, self._second)))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys(chain(self._first, self._second)))
+
+
+def overlay(base: Mapping[JobId, Reason], over: Mapping[JobId, Reason]) -> Mapping[JobId, Reason]:
+    """Return `base` with the entries of `over` in their place, nothing evaluated."""
+
+    def reason(job: JobId) -> Reason:
+        return over[job] if job in over else base[job]
+
+    return LazyReasons(JobIds(base, over), reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Checkpoint and stop the job; `final` ends it for good (stopped early)."""
+
+    job: JobId
+    reason: Reason
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Open or resume the job on these GPUs."""
+
+    job: JobId
+    gpus: tuple[int, ...]
+    reason: Reason
+    share: float = 1.0
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Checkpoint, stop and restart the job on these GPUs; another share needs no restart."""
+
+    job: JobId
+    gpus: tuple[int, ...]
+    reason: Reason
+    share: float = 1.0
+    batch: int | None = None
+
+
+Action = Stop | Start | Resize

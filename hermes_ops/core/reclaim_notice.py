@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from math import inf
 
 from hermes_ops.core.grant_overrides import override_grants
-from hermes_ops.core.model import JobId, Plan, Reason, Snapshot, overlay
+from hermes_ops.core.model import JobId, Plan, Reason, Snapshot
 from hermes_ops.core.nodes import on_allowed_node
+from hermes_ops.core.plan import overlay
 from hermes_ops.core.quota import Quota
 from hermes_ops.core.team_shares import Account
 

@@ -6,17 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hermes_ops.core.model import (
-    Job,
-    JobId,
-    Phase,
-    Plan,
-    Reason,
-    Snapshot,
-    SweepId,
-    overlay,
-)
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId
 from hermes_ops.core.nodes import unplaceable
+from hermes_ops.core.plan import overlay
 from hermes_ops.core.wrapper import Wrapper
 
 M = TypeVar("M")

@@ -11,17 +11,8 @@ from typing import Generic, TypeVar
 
 from hermes_ops.core.gpu_time import DecayedUse, GpuTime
 from hermes_ops.core.guards import Quantum
-from hermes_ops.core.model import (
-    Job,
-    JobId,
-    LazyReasons,
-    Plan,
-    Policy,
-    Reason,
-    Snapshot,
-    Term,
-    overlay,
-)
+from hermes_ops.core.model import Job, JobId, Plan, Policy, Reason, Snapshot, Term
+from hermes_ops.core.plan import LazyReasons, overlay
 from hermes_ops.core.priority_class import named_classes, refused_jobs
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.quota_limits import HeldGpus, QuotaLimits, amount_of

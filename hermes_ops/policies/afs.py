@@ -128,7 +128,7 @@ def _wins(other: _Contestant, champion: _Contestant) -> bool:
     return other.part_l > champion.part_s
 
 
-def _reason(job: Job, on: bool) -> Reason:  # noqa: ARG001 - the same for every job
-    if on:
+def _reason(job: Job, is_granted: bool) -> Reason:  # noqa: ARG001 - the same for every job
+    if is_granted:
         return Reason("runs: it gains more by its GPUs than another job would")
     return Reason("waits: others gain more by the GPUs", would_change="one of them ending")

@@ -63,7 +63,9 @@ class Asha:
             queues[sweep] = asha_queue(snapshot, jobs, sweep_ranks)
         ends = _ends(snapshot.jobs, ranks) if self.kill else {}
         order = in_turn(queues)
-        plan = serve(snapshot, order, lambda job, on: why(job, on, ranks[job.id]), ends)
+        plan = serve(
+            snapshot, order, lambda job, is_granted: why(job, is_granted, ranks[job.id]), ends
+        )
         return plan, memory
 
 
@@ -85,27 +87,33 @@ def asha_queue(
     return SweepQueue(goes_on, (*cut_off, *promoted, *last))
 
 
-def why(job: Job, on: bool, at: RungRank) -> Reason:
-    """Return the reason why a job with this rank at its rung has GPUs (`on`) or has none."""
+def why(job: Job, is_granted: bool, at: RungRank) -> Reason:
+    """Return the reason why a job with this rank in its rung has GPUs or none."""
     if job.phase is Phase.PENDING:
-        text = "starts: no trial of its sweep is promotable" if on else "waits: not begun yet"
-        return Reason(text, would_change="a promotable trial" if on else "a GPU becoming free")
+        text = (
+            "starts: no trial of its sweep is promotable" if is_granted else "waits: not begun yet"
+        )
+        return Reason(
+            text, would_change="a promotable trial" if is_granted else "a GPU becoming free"
+        )
     goal = f"step {at.following}" if at.following else "its end"
     terms = _terms(at)
     if not at.is_waiting:
-        if on:
+        if is_granted:
             return Reason(f"runs to {goal}", terms, None, f"reaching {goal}")
         return Reason(f"waits on its way to {goal}", terms, None, "a GPU becoming free")
     place = f"number {at.rank} of {at.size} at rung {at.rung}, {at.places} go on"
     if at.is_promoted:
-        text = f"promoted to {goal}" if on else "promotable, waits for a GPU"
+        text = f"promoted to {goal}" if is_granted else "promotable, waits for a GPU"
         change = f"falling behind {at.places} trials at rung {at.rung}"
-        return Reason(f"{text}: {place}", terms, None, change if on else "a GPU becoming free")
-    if on and not job.preemptible and job.holds_gpus:
+        return Reason(
+            f"{text}: {place}", terms, None, change if is_granted else "a GPU becoming free"
+        )
+    if is_granted and not job.preemptible and job.holds_gpus:
         return Reason(
             f"runs: it cannot be stopped without losing work; {place}", terms, None, "its end"
         )
-    text = "resumed, as nothing is promotable or new" if on else "paused"
+    text = "resumed, as nothing is promotable or new" if is_granted else "paused"
     return Reason(f"{text}: {place}", terms, None, _needs(at))
 
 

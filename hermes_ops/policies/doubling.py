@@ -126,7 +126,7 @@ def _widths(job: Job) -> list[int]:
     return widths
 
 
-def _reason(job: Job, on: bool) -> Reason:  # noqa: ARG001 - the same for every job
-    if on:
+def _reason(job: Job, is_granted: bool) -> Reason:  # noqa: ARG001 - the same for every job
+    if is_granted:
         return Reason("runs: no job would save more time by twice as many GPUs")
     return Reason("waits for jobs submitted before it", would_change="one of them ending")

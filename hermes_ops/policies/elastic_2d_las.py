@@ -78,9 +78,9 @@ class ElasticTwoDLas:
         after = planned(before, problem, None, sizes)
         granted = dict(after.sizes)
 
-        def explain(job: Job, on: bool) -> Reason:
+        def explain(job: Job, is_granted: bool) -> Reason:
             terms = (Term("attained_gpu_s", job.attained_gpu_s(snapshot.time_s)),)
-            if on:
+            if is_granted:
                 return Reason("runs: its queue has its turn, or it fits beside them", terms)
             change = "a job of its queue ending or being demoted"
             return Reason("waits: others have had less GPU time", terms, None, change)

@@ -58,7 +58,7 @@ def least_sizes(problem: SizingProblem) -> tuple[dict[JobId, int], int]:
     return sizes, left
 
 
-def _reason(job: Job, on: bool) -> Reason:  # noqa: ARG001 - the same for every job
-    if on:
+def _reason(job: Job, is_granted: bool) -> Reason:  # noqa: ARG001 - the same for every job
+    if is_granted:
         return Reason("has its turn: jobs share the GPUs in order of submission")
     return Reason("waits for jobs submitted before it", would_change="one of them ending")

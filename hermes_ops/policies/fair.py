@@ -51,9 +51,9 @@ class Fair:
             snapshot, order if self.quantum_steps is None else _held_back(snapshot, order)
         )
 
-        def explain(job: Job, runs: bool) -> Reason:
+        def explain(job: Job, is_granted: bool) -> Reason:
             terms = (Term("rounds", turns.rounds[job.id]),)
-            if runs:
+            if is_granted:
                 text = "runs: its slice goes on" if turns.in_slice(job) else "runs: it is its turn"
                 return Reason(text, terms, None, "the end of its slice")
             return Reason("waits for its turn", terms, None, "the end of a running job's slice")

@@ -84,8 +84,8 @@ class FlowCon:
         limits = self._limits(jobs, seats, growths)
         grants = tuple(Grant(job, gpus, share=limits[job]) for job, gpus in seats.items())
 
-        def explain(job: Job, on: bool) -> Reason:
-            return self._runs(growths[job.id], limits[job.id]) if on else self._waits()
+        def explain(job: Job, is_granted: bool) -> Reason:
+            return self._runs(growths[job.id], limits[job.id]) if is_granted else self._waits()
 
         return answer(snapshot, grants, snapshot.queue, explain), memory
 

@@ -226,13 +226,13 @@ class _Explainer:
             if other is not job
         }
 
-    def __call__(self, job: Job, runs: bool) -> Reason:
+    def __call__(self, job: Job, is_granted: bool) -> Reason:
         terms = (Term("rounds", self._turns.rounds[job.id]),)
         partner = self._partner.get(job.id)
         if partner:
             text = f"shares a GPU with {partner}: more jobs than GPUs"
             return Reason(text, terms, partner, "a free GPU, or less done together than alone")
-        if runs:
+        if is_granted:
             return Reason("runs: it is its turn", terms, None, "the end of its slice")
         return Reason("waits for its turn", terms, None, "the end of a running job's slice")
 

@@ -60,10 +60,10 @@ class HyperSched:
                 closed[sweep] = _closed(left_s, needed_s)
             queues[sweep] = asha.asha_queue(snapshot, jobs, sweep_ranks, opens=sweep not in closed)
 
-        def explain(job: Job, on: bool) -> Reason:
-            if job.phase is Phase.PENDING and not on and job.sweep in closed:
+        def explain(job: Job, is_granted: bool) -> Reason:
+            if job.phase is Phase.PENDING and not is_granted and job.sweep in closed:
                 return closed[job.sweep]
-            return asha.why(job, on, ranks[job.id])
+            return asha.why(job, is_granted, ranks[job.id])
 
         return serve(snapshot, in_turn(queues), explain), memory
 

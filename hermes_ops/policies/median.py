@@ -73,7 +73,9 @@ class Median:
             bad |= self._bad(jobs)
             queues[sweep] = _queue(snapshot, jobs, bad)
         ends = {job: _ended(verdict) for job, verdict in bad.items()} if self.kill else {}
-        plan = serve(snapshot, in_turn(queues), lambda job, on: _why(job, on, bad), ends)
+        plan = serve(
+            snapshot, in_turn(queues), lambda job, is_granted: _why(job, is_granted, bad), ends
+        )
         return plan, memory
 
     def _bad(self, jobs: Sequence[Job]) -> dict[JobId, Verdict]:
@@ -117,19 +119,21 @@ def _median(means: Floats) -> float:
     return low if isinf(low) or low == high else (low + high) / 2
 
 
-def _why(job: Job, on: bool, bad: Mapping[JobId, Verdict]) -> Reason:
+def _why(job: Job, is_granted: bool, bad: Mapping[JobId, Verdict]) -> Reason:
     verdict = bad.get(job.id)
     if verdict is None:
-        change = "its best loss becoming worse than the median" if on else "a GPU becoming free"
-        text = "runs: not worse than the median" if on else "waits in order of submission"
+        change = (
+            "its best loss becoming worse than the median" if is_granted else "a GPU becoming free"
+        )
+        text = "runs: not worse than the median" if is_granted else "waits in order of submission"
         return Reason(text, (Term("best_loss", best(job.curve)),), None, change)
-    text = "runs, as nothing better waits" if on else "paused"
+    text = "runs, as nothing better waits" if is_granted else "paused"
     change = (
         f"a median over {figure(verdict.best, 4)}"
-        if on
+        if is_granted
         else f"a median of {figure(verdict.best, 4)}"
     )
-    if on and job.holds_gpus and not job.preemptible:
+    if is_granted and job.holds_gpus and not job.preemptible:
         text = "runs, as it cannot be stopped without losing work"
     return Reason(f"{text}: {_compared(verdict)}", _terms(verdict), None, change)
 

@@ -103,7 +103,7 @@ def _allowed(
     }
 
 
-def _reason(job: Job, on: bool) -> Reason:  # noqa: ARG001 - the same for every job
-    if on:
+def _reason(job: Job, is_granted: bool) -> Reason:  # noqa: ARG001 - the same for every job
+    if is_granted:
         return Reason("its GPUs save more time here than with other jobs")
     return Reason("waits for jobs submitted before it", would_change="one of them ending")

@@ -234,8 +234,8 @@ def _by_service(jobs: Sequence[Job], now_s: float) -> list[Job]:
 def _reason(grants: tuple[Grant, ...]) -> Callable[[Job, bool], Reason]:
     sizes = {grant.job: len(grant.gpus) for grant in grants}
 
-    def explain(job: Job, on: bool) -> Reason:
-        if on:
+    def explain(job: Job, is_granted: bool) -> Reason:
+        if is_granted:
             terms = (Term("gpus", sizes.get(job.id, 0)),)
             return Reason("this size adds most to the goodput of all jobs", terms)
         return Reason("waits: the GPUs add more elsewhere", would_change="a job that ends")

@@ -218,24 +218,32 @@ class TrialOrder:
         ran = job.last_step - job.steps_at_start
         return job.phase is Phase.RUNNING and ran >= self.slice_steps
 
-    def why(self, job: Job, on: bool) -> Reason:
-        """Return the reason why the job has GPUs (`on`) or has none."""
+    def why(self, job: Job, is_granted: bool) -> Reason:
+        """Return the reason why the job has GPUs (`is_granted`) or has none."""
         if job.id not in self.forecasts:
-            text = "takes its turn: too few steps for a forecast" if on else "waits for its turn"
+            text = (
+                "takes its turn: too few steps for a forecast"
+                if is_granted
+                else "waits for its turn"
+            )
             return Reason(text, (Term("step", job.last_step),), None, "its next reports")
         if job.id in self.place:
-            kind = "promising" if on else "promising, waits for a slice to end"
+            kind = "promising" if is_granted else "promising, waits for a slice to end"
         elif self.is_poor(job.id):
-            kind = "poor, but nothing else is left" if on else "paused as poor"
+            kind = "poor, but nothing else is left" if is_granted else "paused as poor"
         else:
-            kind = "opportunistic, takes its turn" if on else "opportunistic, waits for its turn"
+            kind = (
+                "opportunistic, takes its turn"
+                if is_granted
+                else "opportunistic, waits for its turn"
+            )
         change = f"a chance of {figure(min(self.division.threshold, 1.0))} or more"
         forecast = self.forecasts[job.id]
         shown = f"{kind}: chance {figure(forecast.chance)} to reach {figure(forecast.target, 4)}"
         if job.id in self.place:
             change = (
                 f"a chance below {figure(min(self.division.threshold, 1.0))}"
-                if on
+                if is_granted
                 else "a slice ending"
             )
         return Reason(shown, self._terms(forecast), None, change)

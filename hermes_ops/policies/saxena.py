@@ -212,8 +212,8 @@ def _with_job(
     return sums
 
 
-def _reason(job: Job, on: bool) -> Reason:  # noqa: ARG001 - the same for every job
-    if on:
+def _reason(job: Job, is_granted: bool) -> Reason:  # noqa: ARG001 - the same for every job
+    if is_granted:
         text = "runs: the sum of all speed-ups is greatest with this size and batch"
         return Reason(text, would_change="a job arriving or ending")
     return Reason(

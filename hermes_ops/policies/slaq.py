@@ -150,10 +150,10 @@ class SlaqDecision:
     slice_s: float
     best_waiting: JobId | None
 
-    def why(self, job: Job, on: bool) -> Reason:
-        """Return the reason why the job has GPUs (`on`) or has none."""
+    def why(self, job: Job, is_granted: bool) -> Reason:
+        """Return the reason why the job has GPUs (`is_granted`) or has none."""
         text, terms = shown_drop(self.drops.get(job.id, 0.0), self.slice_s)
-        if not on:
+        if not is_granted:
             change = "the prediction for a running job falling below its own"
             return Reason(f"waits: {text}", terms, None, change)
         if job.id in self.pinned:

@@ -70,11 +70,11 @@ class SlaqSized:
         grants = problem.grants(problem.solve_sizes(solve))
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
 
-        def explain(job: Job, on: bool) -> Reason:
+        def explain(job: Job, is_granted: bool) -> Reason:
             own = drops.get(job.id)
             least = own.values[0] if own is not None and own.values else 0.0
             text, terms = shown_drop(least, slice_s)
-            if on:
+            if is_granted:
                 change = "a greater prediction for a job that waits"
                 return Reason(f"runs: {text}", terms, None, change)
             change = "the prediction for a running job falling below its own"

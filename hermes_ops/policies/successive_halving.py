@@ -115,20 +115,20 @@ class BracketReasons:
 
     brackets: dict[JobId, Bracket]
 
-    def __call__(self, job: Job, on: bool) -> Reason:
-        """Return the reason why the job has GPUs (`on`) or has none."""
+    def __call__(self, job: Job, is_granted: bool) -> Reason:
+        """Return the reason why the job has GPUs (`is_granted`) or has none."""
         current = self.brackets[job.id]
         goal = f"rung {current.rung}" if current.rung else "its end"
         if any(other.id == job.id for other in current.runs):
-            return self._runs(job, on, current, goal)
+            return self._runs(job, is_granted, current, goal)
         for other, rung, rank, size in current.cut:
             if other.id == job.id:
-                text = "resumed on a GPU that nobody before it needs" if on else "paused"
-                change = "a trial before it needing the GPU" if on else "a GPU staying idle"
+                text = "resumed on a GPU that nobody before it needs" if is_granted else "paused"
+                change = "a trial before it needing the GPU" if is_granted else "a GPU staying idle"
                 shown = f"{text}: number {rank} of {size} at rung {rung}"
                 return Reason(shown, _terms(rung, rank, size), None, change)
         terms = (Term("loss", best(job.curve)), Term("still_to_come", len(current.runs)))
-        text = "runs on an idle GPU" if on else "waits"
+        text = "runs on an idle GPU" if is_granted else "waits"
         return Reason(
             f"{text}: {len(current.runs)} have still to reach {goal}",
             terms,
@@ -136,9 +136,9 @@ class BracketReasons:
             f"their reaching {goal}",
         )
 
-    def _runs(self, job: Job, on: bool, current: Bracket, goal: str) -> Reason:
+    def _runs(self, job: Job, is_granted: bool, current: Bracket, goal: str) -> Reason:
         terms = (Term("step", job.last_step), Term("still_to_come", len(current.runs)))
-        if on:
+        if is_granted:
             text = f"runs to {goal}, with {len(current.runs)} of {current.size}"
             return Reason(text, terms, None, f"reaching {goal}")
         return Reason(f"waits to run to {goal}", terms, None, "a GPU becoming free")

@@ -58,7 +58,7 @@ class Throughput(SpeedPolicy):
         return problem.plan(grants, _reason, order, after.review_s(interval_s)), after
 
 
-def _reason(job: Job, on: bool) -> Reason:  # noqa: ARG001 - the same for every job
-    if on:
+def _reason(job: Job, is_granted: bool) -> Reason:  # noqa: ARG001 - the same for every job
+    if is_granted:
         return Reason("runs on as many GPUs as add most to the speed of all jobs")
     return Reason("waits: others have less left to do", would_change="one of them ending")

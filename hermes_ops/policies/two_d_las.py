@@ -9,18 +9,9 @@ from math import floor, inf
 from operator import attrgetter
 from typing import ClassVar
 
-from hermes_ops.core.model import (
-    QUEUED_PHASES,
-    Grant,
-    Job,
-    JobId,
-    LazyReasons,
-    Plan,
-    Reason,
-    Snapshot,
-    Term,
-)
+from hermes_ops.core.model import QUEUED_PHASES, Grant, Job, JobId, Plan, Reason, Snapshot, Term
 from hermes_ops.core.order import submission
+from hermes_ops.core.plan import LazyReasons
 from hermes_ops.policies.toolbox.answer import RANKED, answer, forced_reason
 from hermes_ops.policies.toolbox.fill import (
     Chooser,
@@ -145,9 +136,9 @@ class TwoDLas:
         order = sorted(jobs, key=lambda j: (j.attained_gpu_s(now_s), submission(j)))
         grants = fill(snapshot, order, choose=self.chooser(snapshot))
 
-        def explain(job: Job, runs: bool) -> Reason:
+        def explain(job: Job, is_granted: bool) -> Reason:
             terms = (Term("attained_gpu_s", job.attained_gpu_s(now_s)),)
-            if runs:
+            if is_granted:
                 text = "runs: few have had less GPU time, or it fits beside them"
                 return Reason(text, terms, None, "a job with less GPU time")
             return Reason("waits: others have had less GPU time", terms, None, "the next quantum")

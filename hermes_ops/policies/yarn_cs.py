@@ -59,13 +59,13 @@ class YarnCs:
         order = capacity.order()
         grants = fill(snapshot, order, preempt=self.reclaim)
 
-        def explain(job: Job, runs: bool) -> Reason:
+        def explain(job: Job, is_granted: bool) -> Reason:
             queue = self.queue_of(job)
             terms = (
                 Term("guaranteed_gpus", capacity.guaranteed[queue]),
                 Term("used_gpus", capacity.used[queue]),
             )
-            if runs:
+            if is_granted:
                 return Reason(
                     f"runs: queue {queue or 'default'!s} had its turn", terms, None, "its end"
                 )

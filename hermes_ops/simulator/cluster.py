@@ -6,21 +6,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from math import ceil, floor, inf
 
-from hermes_ops.core.model import (
-    QUEUED_PHASES,
-    Action,
-    Gpu,
-    Grant,
-    JobId,
-    Phase,
-    Plan,
-    Reason,
-    Resize,
-    Snapshot,
-    Start,
-    Stop,
-)
+from hermes_ops.core.model import QUEUED_PHASES, Gpu, Grant, JobId, Phase, Plan, Reason, Snapshot
 from hermes_ops.core.order import natural
+from hermes_ops.core.plan import Action, Resize, Start, Stop
 from hermes_ops.errors import ConfigError, PlanError, Problem
 from hermes_ops.simulator.event_log import EventLog, Journal
 from hermes_ops.simulator.machines import Machines

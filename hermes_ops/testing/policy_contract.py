@@ -14,21 +14,8 @@ from hypothesis import strategies as st
 
 from hermes_ops.core.curves import LearningCurve
 from hermes_ops.core.guards import Aging, AntiThrash
-from hermes_ops.core.model import (
-    Action,
-    Gpu,
-    Job,
-    JobId,
-    Phase,
-    Plan,
-    Point,
-    Policy,
-    Resize,
-    Snapshot,
-    Start,
-    Stop,
-)
-from hermes_ops.core.plan import check, diff, explained
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Policy, Snapshot
+from hermes_ops.core.plan import Action, Resize, Start, Stop, check, diff, explained
 from hermes_ops.policies import needs_shares, sizes_jobs
 from hermes_ops.simulator.engine import layout, simulate
 from hermes_ops.simulator.oracle import oracle

@@ -53,18 +53,8 @@ from hermes_ops.airflow.machines import MachineSlots, queue_of
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metadata_rows import TaskRank
 from hermes_ops.airflow.records import AIRFLOW_TAG, HELD_POOL_SLOTS, CloseRecord, Lease, Notice
-from hermes_ops.core.model import (
-    Action,
-    JobId,
-    Phase,
-    Plan,
-    Reason,
-    Resize,
-    Snapshot,
-    Start,
-    Stop,
-    Term,
-)
+from hermes_ops.core.model import JobId, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.plan import Action, Resize, Start, Stop
 from hermes_ops.core.within_quota import EARLY
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker

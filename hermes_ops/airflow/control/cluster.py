@@ -38,7 +38,8 @@ from hermes_ops.airflow.folders import WAKE_POLL_S, WakeFile, controller_wake_fi
 from hermes_ops.airflow.hosts import unmatched_nodes
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.records import CloseRecord
-from hermes_ops.core.model import Action, Job, Plan, Snapshot
+from hermes_ops.core.model import Job, Plan, Snapshot
+from hermes_ops.core.plan import Action
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.disk_space import DiskSpace, disks_of
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from hermes_ops.airflow.folders import sweep_folder
-from hermes_ops.core.model import Action, JobId, Reason, Start, Stop
+from hermes_ops.core.model import JobId, Reason
+from hermes_ops.core.plan import Action, Start, Stop
 from hermes_ops.errors import HermesError
 from hermes_ops.tracking.artifacts import json_objects
 from hermes_ops.trial.files import read_json, write_json

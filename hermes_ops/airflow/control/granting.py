@@ -31,7 +31,8 @@ from hermes_ops.airflow.records import Lease, SegmentRecord
 from hermes_ops.airflow.trial.metrics import TrialOutcome, finish_run
 from hermes_ops.config import leased_pod
 from hermes_ops.config.render import why_not_started, with_batch
-from hermes_ops.core.model import JobId, Snapshot, Start
+from hermes_ops.core.model import JobId, Snapshot
+from hermes_ops.core.plan import Start
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker
 

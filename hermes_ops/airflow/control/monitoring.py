@@ -41,7 +41,8 @@ from hermes_ops.airflow.control.pool_health import (
     silent_trials,
 )
 from hermes_ops.airflow.control.trial_state import TrialRecords
-from hermes_ops.core.model import Action, Phase, Snapshot, Stop, SweepId
+from hermes_ops.core.model import Phase, Snapshot, SweepId
+from hermes_ops.core.plan import Action, Stop
 from hermes_ops.core.quota import Quota, TeamHolding, team_holdings
 from hermes_ops.errors import ConfigError, Problem, Unavailable, error_text
 from hermes_ops.trial.failure import Cause

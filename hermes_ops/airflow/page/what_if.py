@@ -15,18 +15,8 @@ from hermes_ops.airflow.machines import MachineSlots
 from hermes_ops.airflow.page.access import UNSEEN, Reader
 from hermes_ops.airflow.page.pool_view import PageSources, score
 from hermes_ops.config.sweep_rules import with_sweep_rules
-from hermes_ops.core.model import (
-    Action,
-    Job,
-    PastTrial,
-    Phase,
-    Plan,
-    Reason,
-    Resize,
-    Snapshot,
-    Start,
-)
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.model import Job, PastTrial, Phase, Plan, Reason, Snapshot
+from hermes_ops.core.plan import Action, Resize, Start, check, diff
 from hermes_ops.errors import HermesError
 from hermes_ops.policies import takes_prior
 

@@ -221,16 +221,18 @@ def _explanation(
 ) -> Callable[[Job, bool], Reason]:
     """Return the reasons of one decision."""
 
-    def explain(job: Job, on: bool) -> Reason:
+    def explain(job: Job, is_granted: bool) -> Reason:
         choice = by_job.get(job.id)
         if choice is None:
-            return Reason("runs: it must not be stopped" if on else "waits: it does not fit")
+            return Reason(
+                "runs: it must not be stopped" if is_granted else "waits: it does not fit"
+            )
         left = short_duration(choice.left_s)
         size = sizes.get(job.id, 0)
         terms = [Term("seconds_left_on_one_gpu", choice.left_s)]
         if choice.alone_s is not None:
             terms.append(Term("slack_seconds", guard.slack_s(job, choice.left_s, choice.alone_s)))
-        if not on:
+        if not is_granted:
             text = f"waits: about {left} left on one GPU, others gain more"
             return Reason(text, tuple(terms), would_change="shorter work, or a free GPU")
         if choice.alone_s is not None:

@@ -412,12 +412,14 @@ class SizedSweeps:
     ) -> Explain:
         """Return the reasons of one decision; `others` has those of the other jobs."""
 
-        def explain(job: Job, on: bool) -> Reason:
+        def explain(job: Job, is_granted: bool) -> Reason:
             search = self.search_of.get(job.id)
             if search is None:
-                return others(job, on)
+                return others(job, is_granted)
             runner_up = next((other.id for other in waiting if other.id != job.id), None)
-            return _reason(search, job, sizes.get(job.id, 0) if on else 0, on, runner_up)
+            return _reason(
+                search, job, sizes.get(job.id, 0) if is_granted else 0, is_granted, runner_up
+            )
 
         return explain
 
@@ -445,10 +447,12 @@ def _extended(stretches: tuple[Stretch, ...], step: int, gpus: int) -> tuple[Str
     return (*earlier, Stretch(step, gpus))
 
 
-def _reason(search: TrialSearch, job: Job, size: int, on: bool, runner_up: JobId | None) -> Reason:
-    verb = ("runs" if job.holds_gpus else "starts") if on else "waits"
+def _reason(
+    search: TrialSearch, job: Job, size: int, is_granted: bool, runner_up: JobId | None
+) -> Reason:
+    verb = ("runs" if job.holds_gpus else "starts") if is_granted else "waits"
     place = f" on {size} GPUs" if size > 1 else ""
-    change = "what it shows next" if on else _FALLS_BACK
+    change = "what it shows next" if is_granted else _FALLS_BACK
     forecast = search.forecast(job)
     if job.id in search.late:
         text = "waits: on its least GPUs it can report nothing before the deadline of its sweep"

@@ -17,8 +17,9 @@ from typing import ClassVar
 import numpy as np
 
 from hermes_ops.core.amounts import figure
-from hermes_ops.core.model import Job, JobId, LazyReasons, Phase, Plan, Reason, Snapshot, Term
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, Term
 from hermes_ops.core.nodes import usable
+from hermes_ops.core.plan import LazyReasons
 from hermes_ops.policies.hermes.placement import (
     FairShareOrder,
     GpuQueues,

@@ -261,11 +261,15 @@ class _ScheduleReasons:
     def __init__(self, states: Iterable[JobState]) -> None:
         self._states = {state.job.id: state for state in states}
 
-    def explain(self, job: Job, on: bool) -> Reason:
+    def explain(self, job: Job, is_granted: bool) -> Reason:
         """Return the reason, with the job's progress and its limit."""
         state = self._states.get(job.id)
         if state is None:
-            text = "runs: nobody else gets its GPUs" if on else "waits: earlier jobs have not begun"
+            text = (
+                "runs: nobody else gets its GPUs"
+                if is_granted
+                else "waits: earlier jobs have not begun"
+            )
             return Reason(text, would_change="one of them beginning")
         terms = (
             Term("epochs_done", state.epochs),
@@ -273,8 +277,8 @@ class _ScheduleReasons:
             Term("limit_gpus", state.limit),
         )
         left = f"about {figure(state.left_epochs)} epochs left, at most {state.limit} GPUs"
-        if on and not state.is_ready:
+        if is_granted and not state.is_ready:
             return Reason(f"runs until an epoch is done: {left}", terms, None, "the epoch's end")
-        text = "runs: part of" if on else "waits: not in"
+        text = "runs: part of" if is_granted else "waits: not in"
         text = f"{text} the schedule with the least GPU time left: {left}"
         return Reason(text, terms, None, "another schedule that has less left")

@@ -182,11 +182,11 @@ class _FairnessReasons:
     rho: Mapping[JobId, float]
     waiting: JobId | None
 
-    def explain(self, job: Job, on: bool) -> Reason:
+    def explain(self, job: Job, is_granted: bool) -> Reason:
         """Return the reason, with the job's rho."""
         terms = (Term("rho", self.rho.get(job.id, 0.0)),)
         rival = self.waiting if self.waiting != job.id else None
-        if on:
+        if is_granted:
             text = "runs: it would end late against its share of the GPUs, or fits beside those"
             return Reason(
                 text, terms, rival, "another job falling behind its share, at a lease's end"
@@ -202,7 +202,7 @@ class AppReasons:
         self._app_of = {job.id: app for app in apps for job in app.jobs}
         self._ranked = sorted(apps, key=lambda app: app.rank(pool_gpus))
 
-    def explain(self, job: Job, on: bool) -> Reason:
+    def explain(self, job: Job, is_granted: bool) -> Reason:
         """Return the reason, with the rho of the job's app at all GPUs that it can use."""
         app = self._app_of[job.id]
         rho = app.rho(min(app.demand, self._pool_gpus))
@@ -210,7 +210,7 @@ class AppReasons:
         late = f"{app.name} would end after {figure(rho)} times its time on its share of the GPUs"
         rival = next((other for other in self._ranked if other is not app and other.jobs), None)
         runner_up = rival.jobs[0].id if rival is not None else None
-        if on:
+        if is_granted:
             verb = "runs" if job.holds_gpus else "starts"
             change = "another app falling further behind its share, at a lease's end"
             return Reason(f"{verb}: {late}", terms, runner_up, change)

@@ -6,18 +6,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from operator import attrgetter
 
-from hermes_ops.core.model import (
-    QUEUED_PHASES,
-    Grant,
-    Job,
-    JobId,
-    LazyReasons,
-    Phase,
-    Plan,
-    Reason,
-    Snapshot,
-)
+from hermes_ops.core.model import QUEUED_PHASES, Grant, Job, JobId, Phase, Plan, Reason, Snapshot
 from hermes_ops.core.nodes import unplaceable
+from hermes_ops.core.plan import LazyReasons
 
 RANKED = 32  # a ranking's head: what may start next is there
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId, overlay
+from hermes_ops.core.model import Job, JobId, Phase, Plan, Reason, Snapshot, SweepId
 from hermes_ops.core.order import SubmissionKey, by_submission, submission
+from hermes_ops.core.plan import overlay
 from hermes_ops.policies.toolbox.answer import Explain, answer
 from hermes_ops.policies.toolbox.fill import fill
 

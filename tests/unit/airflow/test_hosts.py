@@ -23,7 +23,8 @@ from hermes_ops.airflow.trial.operator import HermesTrialOperator
 from hermes_ops.airflow.trial.pod_trigger import HeldPod, hold
 from hermes_ops.airflow.trial.trial_task import TrialTask
 from hermes_ops.cli import completion
-from hermes_ops.core.model import Gpu, Grant, JobId, Phase, Plan, Reason, Snapshot, Start
+from hermes_ops.core.model import Gpu, Grant, JobId, Phase, Plan, Reason, Snapshot
+from hermes_ops.core.plan import Start
 from tests.unit.airflow.builders import SWEEP, DictStore, Journal, lease, row, segment, sweep_with
 from tests.unit.kubernetes.pods import POD, FakePods
 

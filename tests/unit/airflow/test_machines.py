@@ -40,17 +40,8 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.airflow.trial.local import LocalSegment
 from hermes_ops.airflow.trial.operator import HermesTrialOperator
-from hermes_ops.core.model import (
-    Gpu,
-    Grant,
-    JobId,
-    Phase,
-    Plan,
-    Reason,
-    Resize,
-    Snapshot,
-    Start,
-)
+from hermes_ops.core.model import Gpu, Grant, JobId, Phase, Plan, Reason, Snapshot
+from hermes_ops.core.plan import Resize, Start
 from hermes_ops.errors import HermesError, Unavailable
 from tests.unit.airflow.builders import (
     SWEEP,

@@ -15,8 +15,8 @@ from hermes_ops.core.early_stop import (
     median_rule,
     none_rule,
 )
-from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot, Stop, SweepId
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Snapshot, SweepId
+from hermes_ops.core.plan import Stop, check, diff
 from hermes_ops.policies.fifo import Fifo
 from tests.builders import job
 

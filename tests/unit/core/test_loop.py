@@ -8,18 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hermes_ops.core.model import (
-    Action,
-    Gpu,
-    Grant,
-    Job,
-    JobId,
-    Phase,
-    Plan,
-    Snapshot,
-    Start,
-    SweepId,
-)
+from hermes_ops.core.model import Gpu, Grant, Job, JobId, Phase, Plan, Snapshot, SweepId
+from hermes_ops.core.plan import Action, Start
 from hermes_ops.errors import PlanError
 from hermes_ops.loop import run, tick
 from hermes_ops.policies.fifo import Fifo

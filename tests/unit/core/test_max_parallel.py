@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hermes_ops.config.sweep_rules import with_sweep_rules
 from hermes_ops.core.early_stop import EarlyStop
-from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, Start, SweepId
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Point, Snapshot, SweepId
+from hermes_ops.core.plan import Start, check, diff
 from hermes_ops.core.sweep_limits import MaxParallel
 from hermes_ops.policies import compares_trials, make_policy
 from hermes_ops.policies.toolbox.fill import fill

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_ops.core.model import JobId, LazyReasons, Reason, overlay
+from hermes_ops.core.model import JobId, Reason
+from hermes_ops.core.plan import LazyReasons, overlay
 
 A, B, C = JobId("s/1"), JobId("s/2"), JobId("s/3")
 

@@ -8,19 +8,8 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.core.model import (
-    Grant,
-    Job,
-    JobId,
-    Phase,
-    Plan,
-    Reason,
-    Resize,
-    Snapshot,
-    Start,
-    Stop,
-)
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot
+from hermes_ops.core.plan import Resize, Start, Stop, check, diff
 from hermes_ops.errors import PlanError
 from tests import builders
 

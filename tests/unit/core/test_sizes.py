@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_ops.core.model import Gpu, Grant, Phase, Plan, Resize, Snapshot
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.model import Gpu, Grant, Phase, Plan, Snapshot
+from hermes_ops.core.plan import Resize, check, diff
 from hermes_ops.core.sizes import BatchRange, powers_of_two
 from hermes_ops.errors import ConfigError, PlanError
 from tests.builders import job, world

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from hermes_ops.core.model import Gpu, Job, Phase, Plan, Point, Policy, Resize, Snapshot, Start
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.model import Gpu, Job, Phase, Plan, Point, Policy, Snapshot
+from hermes_ops.core.plan import Resize, Start, check, diff
 
 START_S, RESTORE_S, CHECKPOINT_S = 2.0, 1.0, 1.5
 SWITCH_S = START_S + RESTORE_S + CHECKPOINT_S

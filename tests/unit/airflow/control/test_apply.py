@@ -27,19 +27,8 @@ from hermes_ops.airflow.records import (
     StopFlag,
     encode,
 )
-from hermes_ops.core.model import (
-    Action,
-    Gpu,
-    Grant,
-    JobId,
-    Phase,
-    Plan,
-    Reason,
-    Resize,
-    Snapshot,
-    Start,
-    Stop,
-)
+from hermes_ops.core.model import Gpu, Grant, JobId, Phase, Plan, Reason, Snapshot
+from hermes_ops.core.plan import Action, Resize, Start, Stop
 from hermes_ops.core.within_quota import EARLY
 from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.builders import (

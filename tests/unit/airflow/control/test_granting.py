@@ -16,7 +16,8 @@ from hermes_ops.airflow.control.reconcile import GiveUp
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.airflow.control.trial_state import TrialRecords
 from hermes_ops.airflow.records import Lease, decode
-from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Start
+from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot
+from hermes_ops.core.plan import Start
 from hermes_ops.errors import Refused, Unavailable
 from tests.unit.airflow.builders import (
     SWEEP,

@@ -14,19 +14,8 @@ import pytest
 
 from hermes_ops.airflow.control.feeds import CurveFeed
 from hermes_ops.airflow.control.monitoring import STALLED_S, Address, Monitor, serve
-from hermes_ops.core.model import (
-    Action,
-    Gpu,
-    Job,
-    JobId,
-    Phase,
-    Reason,
-    Resize,
-    Snapshot,
-    Start,
-    Stop,
-    SweepId,
-)
+from hermes_ops.core.model import Gpu, Job, JobId, Phase, Reason, Snapshot, SweepId
+from hermes_ops.core.plan import Action, Resize, Start, Stop
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.errors import ConfigError, Unavailable
 from hermes_ops.tracking import SweepCurves

@@ -23,7 +23,8 @@ from hermes_ops.airflow.control.search_process import (
 )
 from hermes_ops.airflow.control.sweep_state import SweepState
 from hermes_ops.config import parse
-from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot, Start
+from hermes_ops.core.model import Gpu, Grant, JobId, Plan, Reason, Snapshot
+from hermes_ops.core.plan import Start
 from hermes_ops.search.interface import Observation
 from tests.unit.airflow.builders import (
     SWEEP,
