@@ -13,7 +13,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from bench.postgres import PostgresServer
 from hermes_ops.airflow import grants
-from hermes_ops.airflow.control.controller import Leadership
+from hermes_ops.airflow.control.leadership import Leadership
 from hermes_ops.airflow.metadata import Metadata
 from hermes_ops.airflow.metadata_rows import TaskRank
 from hermes_ops.errors import HermesError

@@ -19,7 +19,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from hermes_ops.airflow.control.apply import Applier
 from hermes_ops.airflow.control.cluster import AirflowCluster
-from hermes_ops.airflow.control.controller import Controller, Leadership, _node_names, main
+from hermes_ops.airflow.control.controller import Controller, _node_names, main
+from hermes_ops.airflow.control.leadership import Leadership
 from hermes_ops.airflow.control.policy_settings import PolicySettings
 from hermes_ops.airflow.control.pool_file import read_view
 from hermes_ops.airflow.control.sweep_state import RunningSweeps, usable_gpus
