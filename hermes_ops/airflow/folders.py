@@ -17,6 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar
 
+from hermes_ops.airflow.accounts import SEEN_S, Accounts
 from hermes_ops.airflow.records import (
     CorrectedStart,
     Ending,
@@ -271,8 +272,6 @@ _RESULT_KINDS: Mapping[str, type | UnionType] = {
     "tail": list,
 }
 _OUTCOMES = tuple(outcome.value for outcome in SegmentOutcome)
-SEEN_S = 10.0
-"""Seconds in which a pod's program says by itself that it has begun, or that it has ended."""
 _MOST = 1e15
 """No time in Unix seconds, and no step, is beyond it."""
 
@@ -330,52 +329,6 @@ class StatusFile:
             path = self._folder.root / self._name
             raise HermesError(f"{path} cannot be read: {error.strerror}") from error
         return self._status
-
-
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """Sums over a trial's segments: (start, end) Unix seconds of training, GPU-seconds, counts.
-
-    Its training starts when the start-up and the restore that a segment has measured are over;
-    `held` are the spans with them. `sizes` are the GPUs that it held in each of the spans,
-    `batches` the samples of a step, empty if none are known.
-    """
-
-    spans: tuple[tuple[float, float], ...]
-    sizes: tuple[int, ...]
-    service_gpu_s: float
-    segments: int
-    preemptions: int
-    batches: tuple[int | None, ...] = ()
-    held: tuple[tuple[float, float], ...] = ()
-
-    @classmethod
-    def from_segments(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
-        """Return the accounts of these segments; one that has not ended is only counted."""
-        ended = [s for s in segments if s.get("end_s") is not None]
-        begun = [float(s["start_s"]) for s in ended]
-        held = [(b, max(b, float(s["end_s"]))) for b, s in zip(begun, ended, strict=True)]
-        leads = (float(s.get("startup_s") or 0.0) + float(s.get("restore_s") or 0.0) for s in ended)
-        spans = tuple(
-            (min(start + lead, end), end) for (start, end), lead in zip(held, leads, strict=True)
-        )
-        sizes = tuple(max(1, len(s.get("gpus") or ())) for s in ended)
-        service = sum((end - start) * n for n, (start, end) in zip(sizes, held, strict=True))
-        preemptions = sum(s.get("outcome") in ("preempted", "interrupted") for s in ended)
-        batches = tuple(s.get("batch") for s in ended)
-        known = batches if any(batch is not None for batch in batches) else ()
-        return cls(spans, sizes, service, len(segments), preemptions, known, tuple(held))
-
-    def entered_in(self, record: SegmentRecord) -> SegmentRecord:
-        """Return the record with this use of GPUs; its counts of segments stay."""
-        return replace(
-            record,
-            spans=self.spans,
-            sizes=self.sizes,
-            held=self.held,
-            batches=self.batches,
-            service_gpu_s=self.service_gpu_s,
-        )
 
 
 def _read(path: Path) -> dict[str, Any]:

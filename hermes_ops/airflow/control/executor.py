@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
+from hermes_ops.airflow.accounts import closed_use
 from hermes_ops.airflow.client import MOST_MARKED, AirflowClient, TaskKey
 from hermes_ops.airflow.control.cleanup.user_clear import UserClear
 from hermes_ops.airflow.control.faults import Done, FaultBarrier, Subject
@@ -73,7 +74,6 @@ from hermes_ops.airflow.records import (
     encode,
 )
 from hermes_ops.airflow.trial.metrics import TrialOutcome, ending_of, finish_run
-from hermes_ops.airflow.trial.pod_use import closed_use
 from hermes_ops.airflow.trial.segment_run import PAUSED, closed
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.tracking import Tracker

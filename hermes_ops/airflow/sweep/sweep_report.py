@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hermes_ops import report
+from hermes_ops.airflow.accounts import Accounts
 from hermes_ops.airflow.control.cleanup.janitor import RESUMABLE, free_ended
 from hermes_ops.airflow.control.decisions import DecisionLog
 from hermes_ops.airflow.folders import (
-    Accounts,
     TrialFolder,
     counted_segments,
     read_ending,

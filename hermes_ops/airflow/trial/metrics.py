@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hermes_ops.airflow.accounts import Accounts
 from hermes_ops.airflow.folders import (
-    Accounts,
     TrialFolder,
     counted_segments,
     metrics_wake_file,

@@ -24,9 +24,9 @@ from airflow.sdk.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from kubernetes.config import ConfigException
 
+from hermes_ops.airflow.accounts import SEEN_S
 from hermes_ops.airflow.clock_steps import ClockSteps
 from hermes_ops.airflow.folders import (
-    SEEN_S,
     TrialFolder,
     WakeFile,
     controller_wake_file,

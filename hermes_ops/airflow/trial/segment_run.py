@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hermes_ops.airflow.accounts import SEEN_S, Accounts, closed_use, recorded_use
 from hermes_ops.airflow.clock_steps import ClockSteps
 from hermes_ops.airflow.folders import (
-    SEEN_S,
-    Accounts,
     TrialFolder,
     WakeFile,
     controller_wake_file,
@@ -38,7 +37,6 @@ from hermes_ops.airflow.records import (
 )
 from hermes_ops.airflow.state_store import TaskStore, read_record
 from hermes_ops.airflow.trial.metrics import MetricFeed, TrialOutcome, ending_of
-from hermes_ops.airflow.trial.pod_use import closed_use, recorded_use
 from hermes_ops.core.summary import INCOMPLETE
 from hermes_ops.errors import HermesError, Unavailable
 from hermes_ops.trial.failure import Cause

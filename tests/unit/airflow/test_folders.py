@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from hermes_ops.airflow.folders import Accounts, TrialFolder, WakeFile, sweep_folder
+from hermes_ops.airflow.accounts import Accounts
+from hermes_ops.airflow.folders import TrialFolder, WakeFile, sweep_folder
 from hermes_ops.airflow.trial.metrics import segment_facts
 from hermes_ops.errors import HermesError
 from hermes_ops.trial.checkpoint_store.store import safe_name

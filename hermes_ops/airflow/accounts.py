@@ -1,16 +1,67 @@
-"""The use of GPUs by a trial whose pods can write its folder: its records outweigh its files.
+"""The use of GPUs by a trial, summed over its segments.
 
-A script runs as the user of hermes-trial, so it can rewrite `segments.jsonl`. What is on record of
+Of a trial whose pods can write its folder the records outweigh the files: a script runs as the user
+of hermes-trial, so it can rewrite `segments.jsonl`. What is on record of
 ended segments stays, and a segment has lasted at least the observed run time of its container.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hermes_ops.airflow.folders import SEEN_S, Accounts
 from hermes_ops.airflow.records import SegmentRecord
+
+SEEN_S = 10.0
+"""Seconds in which a pod's program says by itself that it has begun, or that it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Sums over a trial's segments: (start, end) Unix seconds of training, GPU-seconds, counts.
+
+    Its training starts when the start-up and the restore that a segment has measured are over;
+    `held` are the spans with them. `sizes` are the GPUs that it held in each of the spans,
+    `batches` the samples of a step, empty if none are known.
+    """
+
+    spans: tuple[tuple[float, float], ...]
+    sizes: tuple[int, ...]
+    service_gpu_s: float
+    segments: int
+    preemptions: int
+    batches: tuple[int | None, ...] = ()
+    held: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def from_segments(cls, segments: tuple[Mapping[str, Any], ...]) -> Accounts:
+        """Return the accounts of these segments; one that has not ended is only counted."""
+        ended = [s for s in segments if s.get("end_s") is not None]
+        begun = [float(s["start_s"]) for s in ended]
+        held = [(b, max(b, float(s["end_s"]))) for b, s in zip(begun, ended, strict=True)]
+        leads = (float(s.get("startup_s") or 0.0) + float(s.get("restore_s") or 0.0) for s in ended)
+        spans = tuple(
+            (min(start + lead, end), end) for (start, end), lead in zip(held, leads, strict=True)
+        )
+        sizes = tuple(max(1, len(s.get("gpus") or ())) for s in ended)
+        service = sum((end - start) * n for n, (start, end) in zip(sizes, held, strict=True))
+        preemptions = sum(s.get("outcome") in ("preempted", "interrupted") for s in ended)
+        batches = tuple(s.get("batch") for s in ended)
+        known = batches if any(batch is not None for batch in batches) else ()
+        return cls(spans, sizes, service, len(segments), preemptions, known, tuple(held))
+
+    def entered_in(self, record: SegmentRecord) -> SegmentRecord:
+        """Return the record with this use of GPUs; its counts of segments stay."""
+        return replace(
+            record,
+            spans=self.spans,
+            sizes=self.sizes,
+            held=self.held,
+            batches=self.batches,
+            service_gpu_s=self.service_gpu_s,
+        )
+
 
 CLOCKS_S = 3_600.0
 """The most seconds by which the clocks of a node and of a worker may differ."""
