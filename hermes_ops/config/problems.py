@@ -72,7 +72,6 @@ RULES = (
 )
 """pydantic's words for what is allowed, and ours."""
 
-STARS = "..."
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|PWD|KEY|CRED|AUTH|LICEN[CS]E|PIN|PAT\b", re.IGNORECASE
 )
