@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_ops.core.model import Grant, Job, JobId, Phase, Plan, Reason, Snapshot
-from hermes_ops.core.plan import Resize, Start, Stop, check, diff
+from hermes_ops.core.plan import LazyReasons, Resize, Start, Stop, check, diff, overlay
 from hermes_ops.errors import PlanError
 from tests import builders
 
@@ -164,3 +164,30 @@ def test_another_plan_for_the_same_snapshot_is_compared_anew() -> None:
     assert diff(snapshot, moved) == (Stop(JobId("a"), WHY),)
     with pytest.raises(PlanError, match="two grants"):
         check(snapshot, plan(("a", (0,)), ("p", (1,)), ("p", (1,))))
+
+
+A, B, C = JobId("s/1"), JobId("s/2"), JobId("s/3")
+
+
+def never(job: JobId) -> Reason:
+    raise AssertionError(f"{job} was asked for")
+
+
+def test_what_lies_above_is_read_and_what_lies_below_is_not_made() -> None:
+    found = overlay(LazyReasons({A: None, B: None}, never), {B: Reason("above"), C: Reason("new")})
+    assert (found[B].text, found[C].text) == ("above", "new")
+    assert list(found) == [A, B, C]
+    assert len(found) == 3
+
+
+def test_what_is_not_covered_is_read_from_below() -> None:
+    below = LazyReasons({A: None}, lambda job: Reason(f"below {job}"))
+    assert overlay(below, {B: Reason("above")}).get(A) == Reason("below s/1")
+
+
+def test_a_job_in_neither_has_no_reason() -> None:
+    found = overlay(LazyReasons({A: None}, never), {})
+    assert found.get(B) is None
+    assert found.get(B, Reason("none")) == Reason("none")
+    with pytest.raises(KeyError):
+        found[B]
