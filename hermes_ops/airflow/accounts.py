@@ -1,8 +1,8 @@
 """The use of GPUs by a trial, summed over its segments.
 
 Of a trial whose pods can write its folder the records outweigh the files: a script runs as the user
-of hermes-trial, so it can rewrite `segments.jsonl`. What is on record of
-ended segments stays, and a segment has lasted at least the observed run time of its container.
+of hermes-trial, so it can rewrite `segments.jsonl`. What is on record of ended segments stays, and
+a segment has lasted at least the observed run time of its container.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The quota of a pool: guaranteed, borrowed and limited GPUs of its teams and users."""
+"""The quota of a pool: guaranteed, borrowed, limited GPUs of teams and users; what they hold."""
 
 from __future__ import annotations
 

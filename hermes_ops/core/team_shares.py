@@ -1,4 +1,7 @@
-"""How many GPUs each team may hold now: what is guaranteed to it, and what others lend."""
+"""How many GPUs each team may hold now: what is guaranteed to it, and what others lend.
+
+Where the jobs of a team have several priorities, each may hold what the higher ones leave.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Artifacts of a run through the tracking server's artifact proxy, and models in MLflow.
 
-A trial's best model becomes an MLflow model, and a version in the registry.
+A trial's best model becomes an MLflow model, and a version in the registry. Documents
+that MLflow keeps are checked when they are read: whoever may write there may have replaced them.
 """
 
 from __future__ import annotations

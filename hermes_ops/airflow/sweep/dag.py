@@ -1,4 +1,8 @@
-"""The DAG of a sweep: plan → mapped trials → report."""
+"""The DAG of a sweep: plan → mapped trials → report.
+
+An outage of a service, MLflow above all, must not cost a night or a report: plan and report are
+retried until it is back. After any other error they are retried a few times, seconds apart.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A killed process leaves rows of an epoch that is trained again, and a callback that starts again may
 empty its file. So a checkpoint records each file that a callback has written: the content of a
-small one, the length of a large one.
+small one, the length of a large one. Paths may differ in each segment, such as
+folders that are named for the time: files of earlier segments are continued under the newest names.
 """
 # ruff: noqa: ANN401 - the objects of Keras have no types here
 

@@ -3,6 +3,9 @@
 A script that finds its own files (`if not os.path.exists("warmup.keras")`) does not call `fit` for
 what it has trained already. Calls are told apart by the lines of the script that make them, and in
 a loop by the numbers and names that differ from round to round (`fold`, `path`) and by the data.
+
+Processes of a script that call `fit` one after the other, such as one for each fold, go on counting
+the calls: what they have counted is in the file that the one process locks whose calls are watched.
 """
 # ruff: noqa: ANN401 - the objects of Keras have no types here
 
