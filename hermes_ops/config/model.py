@@ -258,7 +258,7 @@ class TrialSpec(Model):
     metric_pattern: Annotated[
         MetricPattern | None, Field(examples=["(?P<name>\\w+): (?P<value>\\S+)"])
     ] = None
-    """Regular expression for the output's lines, with the groups name and value, optionally step;
+    """Regular expression for the output's lines, with the group value, optionally name and step;
     null: name=value pairs and JSON objects."""
     tensorboard: Annotated[Text, Field(min_length=1, examples=["runs"])] | None = None
     """Folder below which the script writes event files of TensorBoard, relative to directory;

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, model_validator
 
-from hermes_ops.config.fields import Model, OwnPattern, Real, Text, refusal
+from hermes_ops.config.fields import MetricPattern, Model, Real, Text, refusal
 from hermes_ops.core.secondary_metrics import SecondaryMetric
 
 MOST_METRICS = 50
@@ -31,7 +31,7 @@ class MetricSpec(Model):
     direction: Annotated[Direction | None, Field(strict=False, examples=["minimize"])] = None
     """minimize or maximize, for its best value; null: that of its only bound, and without one it
     has no best value."""
-    pattern: Annotated[OwnPattern | None, Field(examples=["latency: (?P<value>\\S+) ms"])] = None
+    pattern: Annotated[MetricPattern | None, Field(examples=["latency: (?P<value>\\S+) ms"])] = None
     """Regular expression for the output's lines, with the group value, optionally step; null: it
     is read as all others."""
     at_most: Annotated[Real | None, Field(examples=[20])] = None

@@ -90,7 +90,7 @@ _REFUSED = re.compile(
     r"|no such option|unknown (?:command line )?(?:flag|option)|could not consume arg"
     r"|flag provided but not defined|flags parsing error|the following arguments are required"
     r"|missing (?:option|argument) '|invalid value for '|argument \S+: (?:invalid|expected)"
-    r"|not used by the HfArgumentParser|GetoptError: ",
+    r"|not used by the HfArgumentParser|GetoptError: |^EOFError: EOF when reading a line$",
     re.IGNORECASE,
 )
 _REFUSES = 2  # what argparse, click and others exit with
@@ -183,14 +183,16 @@ def is_error_at_stop(exit_code: int, lines: Sequence[str]) -> bool:
     """Return whether a script that was told to stop has failed; `lines`: what it printed since.
 
     Signals, an exit without a traceback, and what a stop makes other processes of the script say
-    (workers that were killed, pipes that broke) are the stop itself.
+    (workers that were killed, pipes that broke, a launcher whose command has ended) are the stop
+    itself.
     """
     if exit_code <= 0 or exit_code > 128:
         return False
-    error = exception([line.rstrip() for line in lines if line.strip()])
+    error = exception(_without_launcher([line.rstrip() for line in lines if line.strip()]))
     if error is None:
         return classify(exit_code, lines).cause is not Cause.OTHER
-    return not (_STOPPING_NAME.search(error.kind) or _STOPPING.search(error.line))
+    is_stop = error.kind in _LAUNCHERS or _STOPPING_NAME.search(error.kind)
+    return not (is_stop or _STOPPING.search(error.line))
 
 
 def is_peer_loss(lines: Sequence[str]) -> bool:
@@ -315,7 +317,8 @@ def _of_exception(error: RaisedException, lines: Sequence[str]) -> Failure | Non
     if kind == "GroupError" and "would train apart" in line:
         return Failure(Cause.TRAINS_APART, line)  # the line has the remedy
     if _REFUSED.search(line):
-        return Failure(Cause.REFUSED_ARGUMENT, line, _CORRECT)
+        remedy = _NO_INPUT if kind == "EOFError" else _CORRECT
+        return Failure(Cause.REFUSED_ARGUMENT, line, remedy)
     if kind in _ARITHMETIC and _OVERFLOW.search(line):
         return Failure(Cause.DIVERGED, line)
     return _of_last_words([line])
@@ -355,6 +358,7 @@ def _of_arguments(exit_code: int, lines: Sequence[str]) -> Failure | None:
 
 
 _CORRECT = "correct trial.command, or the parameter that it gets"
+_NO_INPUT = "a trial has no standard input: answer in trial.command, or with a pipe in front of it"
 
 
 _CACHE = re.compile(

@@ -24,6 +24,10 @@ _FILLERS = re.compile(
     r"^(?:(?:DEBUG|INFO|WARNING|ERROR|the|a|and|with|got|current|done|finished)\b[ :,-]*)+"
 )
 _VERB = re.compile(r" (?:is|was|of)$")
+_RULES = "\u2502|,;"  # between the columns of a table; the first as rich draws it
+_CELLS = re.compile(rf"[^\s{_RULES}\u2503]+")
+_STEP_CELL = re.compile(r"[0-9]{1,9}(?:/[0-9]{1,9})?")
+_VALUE_CELL = re.compile(r"[-+]?[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]{1,3})?")
 _DIGITS = re.compile(r"[0-9]+")
 
 
@@ -39,6 +43,7 @@ def advice(lines: Sequence[str], objective: str) -> str:
     Empty if none does. Every key that is named has been tried on its line.
     """
     candidates = {c.name: c for line in _kinds(lines) for c in _candidates(line, objective)}
+    candidates.update((c.name, c) for c in _of_table(lines, objective))
     best = sorted(candidates.values(), key=lambda c: likeness(objective, c.name), reverse=True)
     best = best[:_MOST]
     if not best:
@@ -57,16 +62,22 @@ def _candidates(line: str, objective: str) -> Iterator[_Candidate]:
     """Yield what is read on a line under its own name, then what a regular expression reads."""
     pairs = [p.name for p in PairFinder(()).read(line).pairs if p.value is not None]
     for name in pairs:
-        if name.lower() not in ARGUMENT_NAMES and _is_read(name, None, line):
+        if name != objective and name.lower() not in ARGUMENT_NAMES and _is_read(name, None, line):
             yield _Candidate(name, line, f"objective.metric: {name}")
     for match in _NAMED.finditer(line):
         name, verb = _name(match)
-        if name and name not in pairs:
-            yield from _candidate(line, name, _pattern(line, match, name, verb), objective)
+        step = _STEP.search(line, 0, match.start())
+        if name == objective and step is not None and _is_read(name, None, line):
+            step = None  # it is beyond the last epoch: the values are to be counted
+        elif name in pairs:
+            continue
+        if name:
+            pattern = _pattern(line, match, name, verb, step)
+            yield from _candidate(line, name, pattern, objective)
 
 
 def _candidate(line: str, name: str, pattern: str, objective: str) -> Iterator[_Candidate]:
-    if _is_read(name, None, line):
+    if name != objective and _is_read(name, None, line):
         yield _Candidate(name, line, f"objective.metric: {name}")
     elif _is_read(name, pattern, line):
         quoted = pattern.replace("'", "''")
@@ -83,9 +94,27 @@ def _name(match: re.Match[str]) -> tuple[str, str]:
     return name, verb
 
 
-def _pattern(line: str, match: re.Match[str], name: str, verb: str) -> str:
+def _of_table(lines: Sequence[str], objective: str) -> Iterator[_Candidate]:
+    """Yield what reads the newest row below a header that names the objective as a column."""
+    column, width, row = 0, 0, ""
+    for line in lines:
+        cells = _CELLS.findall(line[:_LINE_CHARACTERS])
+        if cells.count(objective) == 1:
+            column, width, row = cells.index(objective), len(cells), ""
+        elif column and len(cells) == width and _STEP_CELL.fullmatch(cells[0]):
+            row = line.strip()[:_LINE_CHARACTERS] if _VALUE_CELL.fullmatch(cells[column]) else row
+    rule = next((re.escape(sign) for sign in _RULES if sign in row), "")
+    cell, between = rf"[^\s{rule}]+" if rule else r"\S+", rf"\s*{rule}\s*" if rule else r"\s+"
+    skipped = f"(?:{cell}{between}){{{column - 1}}}" if column > 1 else ""
+    pattern = rf"^[\s{rule}]*(?P<step>\d+)(?:/\d+)?{between}{skipped}(?P<value>{cell})"
+    if row and _is_read(objective, pattern, row):
+        yield _Candidate(objective, row, f"trial.metric_pattern: '{pattern}'")
+
+
+def _pattern(
+    line: str, match: re.Match[str], name: str, verb: str, step: re.Match[str] | None
+) -> str:
     """Return a regular expression for a value behind a name, and for the step before it."""
-    step = _STEP.search(line, 0, match.start())
     lead = ""
     if step is not None:
         lead = _escaped(line[step.start() : step.start(1)]) + r"(?P<step>\d+)\b.*?"

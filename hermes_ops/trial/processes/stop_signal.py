@@ -5,7 +5,10 @@ Either way the command is killed without a checkpoint. So the command gets the s
 shell when the command has ended. Until then SIGSTOP holds the shell, so that it starts no further
 command. `conda run` counts as a shell: it runs one, and passes no signal on (conda issue 10351). So
 does every launcher that only waits for its command and has no handler of its own: `accelerate
-launch`, `time`, a script that calls `subprocess.run`.
+launch`, `time`, a script that calls `subprocess.run`; and one that SIGTERM would end while the
+training below it has a handler (`multiprocessing.spawn`). A launcher that reads what its command
+prints is not held, so that the last lines come through: it ends with its command, or gets the
+signal soon after.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hermes_ops.trial.processes.tree import (
@@ -28,26 +31,31 @@ from hermes_ops.trial.processes.tree import (
 _END_OF_FILE_S = 1.0
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
 _CONDA = frozenset({b"conda", b"mamba"})
+_PYTHONS = ("python", "pypy")
+_TERMINAL = "/dev/ptmx"  # of which a launcher holds one end, and its command the other
 _WAITS_FOR_CHILD = "do_wait"  # the kernel's function in which wait4 and waitid sleep
 
 
 class StopSignal:
     """The stop of one script; call `pass_on` repeatedly after `send` or `expect`.
 
-    `script` is its process, None if it has ended.
+    `script` is its process, None if it has ended. `lets_read`: a launcher that reads what its
+    command prints is not held.
     """
 
-    def __init__(self, script: Process | None) -> None:
+    def __init__(self, script: Process | None, *, lets_read: bool = True) -> None:
         self._script = script
+        self._lets_read = lets_read
         self._run: _ShellRun | None = None
         self._reader: Process | None = None
         self._reader_ends_by_s = math.inf
+        self._reader_stop: StopSignal | None = None
 
     def send(self) -> None:
         """Send SIGTERM to what a shell runs; at once to a script that is no shell."""
         if self._script is None:
             return
-        self._run = _hold(self._script)
+        self._run = _hold(self._script, for_signal=True, lets_read=self._lets_read)
         _signal(self._run.commands, signal.SIGTERM)
         self.pass_on()
 
@@ -55,10 +63,7 @@ class StopSignal:
         """Prepare for a stop that the script learns of by other means: hold its shells."""
         if self._script is None:
             return
-        self._run = _hold(self._script)
-        if not (self._run.commands or self._run.readers):
-            _signal(self._run.shells, signal.SIGCONT)
-            self._run = None
+        self._run = _hold(self._script, for_signal=False, lets_read=False)
 
     def pass_on(self) -> None:
         """Send SIGTERM to the script, after a stop, once all commands that it ran have ended."""
@@ -72,19 +77,26 @@ class StopSignal:
         self._run = None
 
     def _end_reader(self, first: Process, now_s: float) -> None:
-        """Send SIGTERM to the first reader if it does not end by itself at the end of its input."""
+        """Stop the first reader if it does not end by itself at the end of its input.
+
+        It may run a training, the next one or its own: `ls *.yaml | xargs -n1 python train.py`.
+        """
         if self._reader != first:
             self._reader, self._reader_ends_by_s = first, now_s + _END_OF_FILE_S
+            self._reader_stop = None
+        elif self._reader_stop is not None:
+            self._reader_stop.pass_on()
         elif now_s >= self._reader_ends_by_s:
-            self._reader_ends_by_s = math.inf
-            kill(first, signal.SIGTERM)
+            self._reader_stop = StopSignal(first, lets_read=False)
+            self._reader_stop.send()
 
 
 class _ShellRun(NamedTuple):
     """The shells that run the training, and the other processes that they run.
 
-    `readers` are those that read a pipe (`| tee log`), `commands` the rest. A reader passes on the
-    last lines of the process that writes into its pipe, and usually ends after it.
+    `readers` are those that read a pipe (`| tee log`) or what their own command prints, `commands`
+    the rest. A reader passes on the last lines of the process that writes into its pipe, and
+    usually ends after it.
     """
 
     shells: list[Process]
@@ -92,23 +104,60 @@ class _ShellRun(NamedTuple):
     readers: list[Process]
 
 
-def _hold(script: Process) -> _ShellRun:
-    """Suspend the shells that run the training, so that they start no further command."""
-    run = _ShellRun([script] if _keeps_signals(script.pid) else [], [], [])
-    for shell in run.shells:  # grows: shells may run shells
-        kill(shell, signal.SIGSTOP)
-        table, stdin = ProcessTable(), _stdin(shell.pid)
-        for process in table.children(shell.pid):
-            own = _stdin(process.pid)
-            if is_resource_tracker(process):
-                continue  # it ends with the shell
-            if own.startswith("pipe:") and own != stdin:
-                run.readers.append(process)
-            elif _keeps_signals(process.pid) and table.children(process.pid):
-                run.shells.append(process)
-            else:
-                run.commands.append(process)
+def _hold(script: Process, *, for_signal: bool, lets_read: bool) -> _ShellRun:
+    """Suspend the shells that run the training, so that they start no further command.
+
+    `for_signal`: SIGTERM comes now, so that each process that would die of it may be a launcher.
+    """
+    run = _ShellRun([], [], [])
+    launchers = [script]
+    for launcher in launchers:  # grows: shells may run shells
+        table = ProcessTable()
+        mine = _run_by(launcher, table, for_signal=for_signal)
+        if not mine:
+            run.commands.append(launcher)
+            continue
+        if lets_read and _reads_output(launcher.pid, mine):
+            run.readers.append(launcher)
+        else:
+            kill(launcher, signal.SIGSTOP)
+            run.shells.append(launcher)
+            known = table.children(launcher.pid)
+            mine += [p for p in ProcessTable().children(launcher.pid) if p not in known]
+        stdin = _link(launcher.pid, 0)
+        for process in mine:
+            own = _link(process.pid, 0)
+            is_reader = own.startswith("pipe:") and own != stdin
+            (run.readers if is_reader else launchers).append(process)
     return run
+
+
+def _run_by(process: Process, table: ProcessTable, *, for_signal: bool) -> list[Process]:
+    """Return the processes that one runs without passing a signal on to them."""
+    children = [p for p in table.children(process.pid) if not is_resource_tracker(p)]
+    if not children or _is_shell(process.pid):
+        return children
+    if _has_handler(process.pid) is not False:
+        return []
+    if _kernel_function(process.pid) == _WAITS_FOR_CHILD:
+        return children
+    return [p for p in children if for_signal and _trains_with_handler(p, table)]
+
+
+def _trains_with_handler(process: Process, table: ProcessTable) -> bool:
+    """Tell whether a process, or one below it, is a Python that does not just die of SIGTERM."""
+    tree = [process, *table.below(process.pid)]
+    return any(_program(p.pid).startswith(_PYTHONS) and _has_handler(p.pid) for p in tree)
+
+
+def _reads_output(pid: int, commands: Sequence[Process]) -> bool:
+    """Tell whether a process other than a shell reads what one of its commands prints."""
+    if _program(pid) in _SHELLS:
+        return False
+    own = _links(pid)
+    ends = {_link(command.pid, number) for command in commands for number in (1, 2)}
+    by_pipe = any(end.startswith("pipe:") and end in own for end in ends)
+    return by_pipe or (_TERMINAL in own and any(end.startswith("/dev/pts/") for end in ends))
 
 
 def _signal(processes: Iterable[Process], number: int) -> None:
@@ -116,28 +165,29 @@ def _signal(processes: Iterable[Process], number: int) -> None:
         kill(process, number)
 
 
-def _keeps_signals(pid: int) -> bool:
-    """Tell whether a process passes no signal on to what it runs: a shell, or a launcher."""
-    return _is_shell(pid) or _only_waits(pid)
-
-
-def _only_waits(pid: int) -> bool:
-    """Tell whether SIGTERM would end a process that waits for the end of a child."""
+def _has_handler(pid: int) -> bool | None:
+    """Tell whether a process catches or ignores SIGTERM; None if that is not known."""
     try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii") as stream:
-            if stream.read() != _WAITS_FOR_CHILD:
-                return False
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as stream:
             masks = [line.split()[1] for line in stream if line.startswith(("SigIgn:", "SigCgt:"))]
     except OSError:
-        return False
-    return not any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
+        return None
+    return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
+
+
+def _kernel_function(pid: int) -> str:
+    """Return the kernel's function in which a process sleeps."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as stream:
+            return stream.read()
+    except OSError:
+        return ""
 
 
 def _is_shell(pid: int) -> bool:
+    if _program(pid) in _SHELLS:
+        return True
     try:
-        if os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _SHELLS:
-            return True
         with open(f"/proc/{pid}/cmdline", "rb") as stream:
             _, script, command, *_ = [*stream.read().split(b"\0"), b"", b""]
     except OSError:
@@ -145,8 +195,25 @@ def _is_shell(pid: int) -> bool:
     return os.path.basename(script) in _CONDA and command == b"run"
 
 
-def _stdin(pid: int) -> str:
+def _program(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/fd/0")
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
         return ""
+
+
+def _link(pid: int, handle: int) -> str:
+    """Return what an open file of a process is: a path, or `pipe:[1234]`."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{handle}")
+    except OSError:
+        return ""
+
+
+def _links(pid: int) -> set[str]:
+    """Return what a process has open beside its standard input, output and errors."""
+    try:
+        handles = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return set()
+    return {_link(pid, int(handle)) for handle in handles if int(handle) > 2}

@@ -38,6 +38,7 @@ def told(*lines: str, objective: str = "val_loss") -> list[tuple[str, str, str |
         ("val_loss 0.41", "val_loss", 0.41, 1),
         ("[3]\tvalid_0's l2: 0.41", "valid_0's l2", 0.41, 3),
         ("step 3, it's loss > 0.41", "it's loss", 0.41, 3),
+        ("step 500: val_loss=0.41", "val_loss", 0.41, 1),
     ],
 )
 def test_the_first_key_that_is_named_reads_the_value(
@@ -53,6 +54,26 @@ def test_the_first_key_that_is_named_reads_the_value(
 @pytest.mark.parametrize("line", ["hello", "loading 3 files", "epochs: 5", "", "x" * 9000 + " 0.4"])
 def test_a_line_without_a_metric_is_not_shown(line: str) -> None:
     assert advice([line], "val_loss") == ""
+
+
+TABLES = {
+    "fastai": ("epoch   train_loss  val_loss  time", "3       0.512000    0.410000  00:04"),
+    "YOLO": ("  Epoch  GPU_mem  val_loss  cls", "    3/10    2.31G    0.41    1.2"),
+    "CSV": ("epoch,val_loss,accuracy", "3,0.41,0.9"),
+    "markdown": ("| epoch | val_loss |", "| 3 | 0.41 |"),
+    "rich": ("\u2503 step \u2503 val_loss \u2503", "\u2502 3    \u2502 0.41     \u2502"),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_pattern_is_named_that_reads_the_column_of_a_table(table: str) -> None:
+    header, row = TABLES[table]
+    ((shown, name, pattern),) = told(header, row, "3 files of 0.7 GB read")[:1]
+    assert (shown, name) == (row.strip(), "val_loss")
+    assert pattern is not None
+    assert _metric_pattern(pattern) == pattern
+    assert MetricReader("val_loss", pattern, 0).read(row) == [("val_loss", 0.41, 3)]
+    assert MetricReader("val_loss", pattern, 0).read(header) == []
 
 
 def test_lines_that_differ_by_their_numbers_are_shown_once() -> None:

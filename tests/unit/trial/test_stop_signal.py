@@ -58,6 +58,64 @@ if __name__ == "__main__":
     process.join()
     sys.exit(process.exitcode)
 """,
+    "poll": """\
+import subprocess, sys, time
+process = subprocess.Popen(sys.argv[1:])
+while process.poll() is None:
+    time.sleep(0.2)
+sys.exit(process.returncode)
+""",
+    "timeout": "import subprocess, sys\n"
+    "sys.exit(subprocess.run(sys.argv[1:], timeout=600).returncode)\n",
+}
+
+READS = """\
+import subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+"""
+READERS = {
+    "lines": READS
+    + """
+for line in process.stdout:
+    print("read", line, end="", flush=True)
+sys.exit(process.wait())
+""",
+    "thread": READS
+    + """
+import threading
+def pump():
+    for line in process.stdout:
+        print("read", line, end="", flush=True)
+thread = threading.Thread(target=pump)
+thread.start()
+process.wait()
+thread.join()
+sys.exit(process.returncode)
+""",
+    "asyncio": """\
+import asyncio, sys
+async def main():
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*sys.argv[1:], stdout=pipe)
+    async for line in process.stdout:
+        print("read", line.decode(), end="", flush=True)
+    return await process.wait()
+sys.exit(asyncio.run(main()))
+""",
+    "terminal": """\
+import os, pty, sys
+def read(handle):
+    return b"read " + os.read(handle, 1000)
+sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:], read)))
+""",
+    "again": """\
+import subprocess, sys
+for _ in range(20):
+    process = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        print("read", line, end="", flush=True)
+    process.wait()
+""",
 }
 
 
@@ -99,6 +157,8 @@ def stopped(trial: SupervisedTrial, text: str, grace_s: float = 30.0) -> tuple[i
         "trap 'kill $!; wait $!' TERM\n{train} &\nwait\nwait\n",
         "trap '' TERM\n{train}\n",
         "exec {train}\n",
+        "echo {train} | xargs env\n",
+        "echo 1 | while read line; do {train}; done\n",
     ],
 )
 def test_training_that_a_shell_script_runs_writes_its_checkpoint_before_all_ends(
@@ -155,6 +215,23 @@ def test_training_that_a_launcher_waits_for_writes_its_checkpoint_before_all_end
     process = trial.supervise(["--objective", "loss"], command)
     next(line for line in output_of(process) if b"loss" in line)
     process.terminate()
+    assert (process.wait(60), trial.result["outcome"]) == (75, "preempted")
+    assert (trial.folder / "checkpoints" / "state").read_text() == "1"
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_a_training_prints_while_it_stops_passes_a_launcher_that_reads_it(
+    trial: SupervisedTrial, reader: str
+) -> None:
+    trial.script.write_text(SAVES)
+    launch = trial.base / "launch.py"
+    launch.write_text(READERS[reader])
+    command = [PYTHON, str(launch), PYTHON, str(trial.script)]
+    process = trial.supervise(["--objective", "loss"], command)
+    lines = output_of(process)
+    next(line for line in lines if b"loss" in line)
+    process.terminate()
+    assert b"read saving" in lines.read()
     assert (process.wait(60), trial.result["outcome"]) == (75, "preempted")
     assert (trial.folder / "checkpoints" / "state").read_text() == "1"
 

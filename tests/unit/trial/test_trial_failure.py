@@ -53,6 +53,8 @@ HYDRA = "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack tr
 NOT_AGAIN: dict[str, tuple[int, list[str], Cause]] = {
     "a missing package": (
         1, raised("ModuleNotFoundError: No module named 'foo'"), Cause.MISSING_MODULE),
+    "an answer that nobody gives": (
+        1, raised("EOFError: EOF when reading a line"), Cause.REFUSED_ARGUMENT),
     "a missing name": (
         1, raised("ImportError: cannot import name 'x' from 'y' (y.py)"), Cause.MISSING_MODULE),
     "a missing package, on every rank": (
@@ -229,6 +231,9 @@ ERRORS_AT_STOP = {
     "a state that cannot be saved": (
         1, [*raised("KeyboardInterrupt"), *raised("TypeError: cannot pickle 'generator' object")]),
     "an iterator": (1, raised("StopIteration")),
+    "what a launcher runs": (
+        1, [*raised("NameError: name 'save' is not defined"),
+            *raised("subprocess.CalledProcessError: Command 'x' returned exit status 1.")]),
     "a missing package": (1, raised("ModuleNotFoundError: No module named 'foo'")),
     "a refused argument": (2, ["usage: t.py", "t.py: error: unrecognized arguments: --x"]),
 }  # fmt: skip
@@ -253,6 +258,8 @@ STOPS = {
                   "was terminated abruptly")),
     "a child": (
         1, raised("subprocess.CalledProcessError: Command 'x' died with <Signals.SIGTERM: 15>.")),
+    "a launcher whose command has left": (
+        1, raised("subprocess.CalledProcessError: Command 'x' returned non-zero exit status 75.")),
     "a pipe": (1, raised("BrokenPipeError: [Errno 32] Broken pipe")),
     "MPI": (1, ["MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD"]),
     "a crash while Python shuts down": (-11, []),
