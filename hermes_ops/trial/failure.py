@@ -245,17 +245,18 @@ def without_tracker(lines: Sequence[str]) -> list[str]:
 def last_line(tail: Sequence[str]) -> str:
     """Return the line that says how a script has ended: that of its exception, else its last one.
 
-    An exception's message may have further lines, which are indented.
+    An exception's message may have further lines, of which the last is indented.
     """
     lines = [n for n in _own_lines(tail) if not _is_tracker(n)]
     if not lines:
         return "no output"
     error = exception(lines)
     after = lines[error.place + 1 :] if error is not None else []
-    if error is None or not all(line[:1].isspace() for line in after):
+    if error is None or (after and not after[-1][:1].isspace()):
         return lines[-1].strip()
-    detail = f" {after[0].strip()}" if error.line.endswith(":") and after else ""
-    return f"{error.line}{detail}"
+    is_heading = after and not after[0][:1].isspace()  # pydantic's: a field, and what is wrong
+    more = after[:2] if is_heading else after[: error.line.endswith(":")]
+    return " ".join([error.line, *(line.strip() for line in more)])
 
 
 def _own_lines(tail: Sequence[str]) -> list[str]:

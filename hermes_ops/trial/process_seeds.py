@@ -35,8 +35,13 @@ def seed_random(random: Any) -> None:
 
 
 def seed_numpy(numpy: Any) -> None:
-    """Seed NumPy's global random numbers, and generators that are created without a seed."""
-    numpy.random.seed(_process_seed("numpy"))
+    """Seed NumPy's global random numbers, and generators that are created without a seed.
+
+    `numpy` itself may not show its submodules yet: wandb imports it in a module of its own kind.
+    """
+    import importlib
+
+    importlib.import_module(f"{numpy.__name__}.random").seed(_process_seed("numpy"))
     bits = sys.modules.get("numpy.random.bit_generator")
     if hasattr(bits, "randbits"):
         _seed_entropy(bits)

@@ -56,6 +56,27 @@ def test_a_module_that_loaded_random_before_the_hook_does_not_keep_it_unseeded(
     assert late.stdout == python("import random; print(random.random())", tmp_path).stdout
 
 
+LAZY = """\
+import importlib.util, sys, types
+class Lazy(types.ModuleType):
+    def __getattribute__(self, name):
+        if not object.__getattribute__(self, "began"):
+            object.__setattr__(self, "began", True)
+            object.__getattribute__(self, "__spec__").loader.exec_module(self)
+            self.__class__ = types.ModuleType
+        return object.__getattribute__(self, name)
+module = importlib.util.module_from_spec(importlib.util.find_spec("numpy"))
+module.began, module.__class__ = False, Lazy
+sys.modules["numpy"] = module
+"""
+
+
+def test_numpy_draws_the_same_if_a_package_loads_it_at_its_first_use(tmp_path: Path) -> None:
+    drawn = "import numpy; print(numpy.random.rand())"
+    lazy = python(LAZY + drawn, tmp_path)
+    assert (lazy.stdout, lazy.stderr) == (python(drawn, tmp_path).stdout, "")
+
+
 def test_a_script_goes_on_where_its_seeds_cannot_be_kept(tmp_path: Path) -> None:
     done = python("import random; print('trained')", tmp_path / "gone")
     assert done.stdout == "trained\n"

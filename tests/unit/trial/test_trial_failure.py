@@ -225,6 +225,12 @@ def test_the_summary_of_many_ranks_does_not_hide_what_the_script_has_raised() ->
     assert last_line(reader.tail) == "ModuleNotFoundError: No module named 'foo'"
 
 
+def test_the_fields_that_pydantic_refuses_are_named() -> None:
+    error = "pydantic_core._pydantic_core.ValidationError: 1 validation error for C"
+    field = ["typo", "  Extra inputs are not permitted", "    For further information visit x"]
+    assert last_line([*raised(error), *field]) == f"{error} typo Extra inputs are not permitted"
+
+
 ERRORS_AT_STOP = {
     "a handler that fails": (1, raised("NameError: name 'save' is not defined")),
     "a handler that names the signal": (1, raised("RuntimeError: boom in the SIGTERM handler")),
