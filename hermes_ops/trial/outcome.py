@@ -20,6 +20,7 @@ from hermes_ops.trial.failure import (
 
 FINISHED, PREEMPTED, INFRASTRUCTURE = 0, 75, 70
 
+_KILL = int(signal.SIGKILL)
 _MOST_REFUSED = 3  # lines that were not read, in a reason
 _NO_SPACE = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
 
@@ -152,7 +153,8 @@ def _failed(facts: SegmentFacts, reason: str, cause: Cause) -> SegmentEnding:
 def _why(facts: SegmentFacts, failure: Failure) -> str:
     last = last_line(facts.tail)
     if facts.exit_code < 0:
-        return f"killed by {_signal_name(-facts.exit_code)}: {last}"
+        who = " (the kernel does so where memory runs out)" if facts.exit_code == -_KILL else ""
+        return f"killed by {_signal_name(-facts.exit_code)}{who}: {last}"
     why = f"exit code {facts.exit_code}: {failure.line or last}"
     return f"{why}: {failure.remedy}" if failure.remedy else why
 

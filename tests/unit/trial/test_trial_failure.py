@@ -225,6 +225,11 @@ def test_the_summary_of_many_ranks_does_not_hide_what_the_script_has_raised() ->
     assert last_line(reader.tail) == "ModuleNotFoundError: No module named 'foo'"
 
 
+def test_the_reason_of_a_script_that_was_killed_says_when_the_kernel_does_that() -> None:
+    assert "memory" in judge(facts(-9, ["epoch=3 loss=0.5"])).reason
+    assert "memory" not in judge(facts(-11, ["epoch=3 loss=0.5"])).reason
+
+
 def test_the_fields_that_pydantic_refuses_are_named() -> None:
     error = "pydantic_core._pydantic_core.ValidationError: 1 validation error for C"
     field = ["typo", "  Extra inputs are not permitted", "    For further information visit x"]
