@@ -24,7 +24,7 @@ _STEP_WORD = re.compile(
     r"(?<![\w./-])(epoch|global[ _]step|step|iteration)\s{0,4}[#\[(]{0,2}\s{0,4}(?=[0-9])",
     re.IGNORECASE,
 )
-_ROUND = re.compile(r"\s{0,4}\[([0-9]{1,9})\]\t")  # XGBoost, LightGBM
+_ROUND = re.compile(r"\s{0,4}\[?([0-9]{1,9})(?:\]\t|:\tlearn: )")  # XGBoost, LightGBM; CatBoost
 
 _STEP_NAME = re.compile(r"epoch|step|iteration", re.IGNORECASE)
 _STEP_NAMES = ("epoch", "global_step", "step", "iteration")
@@ -287,6 +287,8 @@ def _is_of_another(text: str, match: re.Match[str]) -> bool:
     lead = _lead(text, match.start()).lower()
     if match.group(1).lower() in _STEP_NAMES:
         return lead in _OTHER_STEPS
+    if match.group(1).endswith(".py"):
+        return True  # a line of a source file, as loggers say it
     is_in_value = text[match.start() - 1 : match.start()] in ("'", '"', "=")  # device=cuda:0
     return match.group(2) == ":" and (bool(lead) or is_in_value)
 

@@ -54,6 +54,8 @@ def test_of_several_steps_on_a_line_the_epoch_counts(line: str) -> None:
         ("global step 1,000 val_loss=0.5", 1000),
         ("step=1,000 val_loss=0.5", 1000),
         ("[12]\tval_loss:0.5", 12),
+        ("12:\tlearn: 0.7\tval_loss: 0.5\ttotal: 1.2ms", 12),  # CatBoost
+        ("12:\tval_loss: 0.5", 1),
         ("[12] val_loss=0.5", 1),  # the number of a process, perhaps
         ("val_loss=0.5 of 10 epochs", 1),
     ],
@@ -221,7 +223,10 @@ def test_what_stands_inside_of_a_value_is_no_metric(value: str) -> None:
         assert {m.name: m.value for m in found if m.name != "a"} == {"val_loss": 0.5, "b": 2.0}
 
 
-@pytest.mark.parametrize("word", ["device=cuda:0", "device='cuda:0'", "at=http://host:80", "x=a:1"])
+@pytest.mark.parametrize(
+    "word",
+    ["device=cuda:0", "device='cuda:0'", "at=http://host:80", "x=a:1", "train.py:42", "a/b.py:42:"],
+)
 def test_a_colon_in_a_value_makes_no_metric(word: str) -> None:
     found = MetricReader("val_loss", None, 0).read(f"epoch=1 {word} val_loss=0.5 12:30:01")
     assert found == [("val_loss", 0.5, 1)]
