@@ -145,9 +145,10 @@ def _run_by(process: Process, table: ProcessTable, *, for_signal: bool) -> list[
 
 
 def _trains_with_handler(process: Process, table: ProcessTable) -> bool:
-    """Tell whether a process, or one below it, is a Python that does not just die of SIGTERM."""
+    """Tell whether a process, or one below it, is a Python that catches SIGTERM."""
     tree = [process, *table.below(process.pid)]
-    return any(_program(p.pid).startswith(_PYTHONS) and _has_handler(p.pid) for p in tree)
+    pids = [p.pid for p in tree if _program(p.pid).startswith(_PYTHONS)]
+    return any(_has_handler(pid, ("SigCgt:",)) for pid in pids)
 
 
 def _reads_output(pid: int, commands: Sequence[Process]) -> bool:
@@ -165,11 +166,11 @@ def _signal(processes: Iterable[Process], number: int) -> None:
         kill(process, number)
 
 
-def _has_handler(pid: int) -> bool | None:
-    """Tell whether a process catches or ignores SIGTERM; None if that is not known."""
+def _has_handler(pid: int, masks_named: tuple[str, ...] = ("SigIgn:", "SigCgt:")) -> bool | None:
+    """Tell whether a process ignores or catches SIGTERM; None if that is not known."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as stream:
-            masks = [line.split()[1] for line in stream if line.startswith(("SigIgn:", "SigCgt:"))]
+            masks = [line.split()[1] for line in stream if line.startswith(masks_named)]
     except OSError:
         return None
     return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
