@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hermes_ops.core import within_quota
 from hermes_ops.core.model import Gpu, Job, JobId, Phase, Plan, Snapshot
-from hermes_ops.core.plan import check, diff
+from hermes_ops.core.plan import Stop, check, diff
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.core.within_quota import WithinQuota
 from hermes_ops.core.wrapper import Wrapper
