@@ -48,8 +48,8 @@ class Accounts:
         service = sum((end - start) * n for n, (start, end) in zip(sizes, held, strict=True))
         preemptions = sum(s.get("outcome") in ("preempted", "interrupted") for s in ended)
         batches = tuple(s.get("batch") for s in ended)
-        known = batches if any(batch is not None for batch in batches) else ()
-        return cls(spans, sizes, service, len(segments), preemptions, known, tuple(held))
+        known_batches = batches if any(batch is not None for batch in batches) else ()
+        return cls(spans, sizes, service, len(segments), preemptions, known_batches, tuple(held))
 
     def entered_in(self, record: SegmentRecord) -> SegmentRecord:
         """Return the record with this use of GPUs; its counts of segments stay."""
@@ -88,13 +88,13 @@ def closed_use(
     """
     new = _new_ones(segments, record, record.epoch - 1)
     earlier = [s for s in new if s.get("epoch") != record.epoch]
-    own = [{**s, "gpus": record.gpus} for s in new if s.get("epoch") == record.epoch]
+    closing = [{**s, "gpus": record.gpus} for s in new if s.get("epoch") == record.epoch]
     if ran_s is not None:
-        told = Accounts.from_segments(_in_time(own, record, ended_s))
-        if told.service_gpu_s < (ran_s - SEEN_S) * max(1, len(record.gpus)):
+        accounts = Accounts.from_segments(_in_time(closing, record, ended_s))
+        if accounts.service_gpu_s < (ran_s - SEEN_S) * max(1, len(record.gpus)):
             seen = {"start_s": ended_s - ran_s, "end_s": ended_s, "batch": record.batch}
-            own = [{**seen, "gpus": record.gpus}]
-    return _joined(record, segments, [*earlier, *own])
+            closing = [{**seen, "gpus": record.gpus}]
+    return _joined(record, segments, [*earlier, *closing])
 
 
 def _new_ones(

@@ -207,9 +207,9 @@ class AirflowClient:
                 if isinstance(error.__cause__, httpx.ConnectError):
                     raise
                 self.sleep(pause_s)
-                run = self._made(dag_id, run_id)
+                run = self._existing_run(dag_id, run_id)
             except HermesError:
-                if turn == 0 or (run := self._made(dag_id, run_id)) is None:
+                if turn == 0 or (run := self._existing_run(dag_id, run_id)) is None:
                     raise
             if run is not None:
                 return run
@@ -218,7 +218,7 @@ class AirflowClient:
             "Try again, or use PostgreSQL, where requests do not wait for each other."
         )
 
-    def _made(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
+    def _existing_run(self, dag_id: str, run_id: str) -> dict[str, Any] | None:
         """Return the run of a request whose answer was lost; None if there is none."""
         try:
             return self.dag_run(dag_id, run_id)
@@ -351,17 +351,17 @@ class AirflowClient:
         Airflow's audit log has the request.
         """
         path = f"/api/v2/pools/{quote(name, safe='')}"
-        found = self._call("GET", path)
-        body = {key: found[key] for key in ("slots", "description", "include_deferred")}
+        pool = self._call("GET", path)
+        body = {key: pool[key] for key in ("slots", "description", "include_deferred")}
         body["pool"] = name  # all are checked, one is written: of the default pool not any
         self._call("PATCH", path, params={"update_mask": "include_deferred"}, json=body)
 
     def resize_pool(self, name: str, slots: int) -> None:
         """Give the pool that many slots; NotPermitted if Airflow does not let this user."""
         path = f"/api/v2/pools/{quote(name, safe='')}"
-        found = self._call("GET", path)
-        if found["slots"] != slots:
-            body = {key: found[key] for key in ("description", "include_deferred")}
+        pool = self._call("GET", path)
+        if pool["slots"] != slots:
+            body = {key: pool[key] for key in ("description", "include_deferred")}
             body |= {"pool": name, "slots": slots}
             self._call("PATCH", path, params={"update_mask": "slots"}, json=body)
 
@@ -371,8 +371,8 @@ class AirflowClient:
 
     def dag_fields(self, dag_id: str) -> frozenset[str] | None:
         """Return the names of the DAG's params, its form's fields; None while it is not parsed."""
-        found = self._find(f"/api/v2/dags/{quote(dag_id)}/details")
-        return None if found is None else frozenset(found.get("params") or ())
+        details = self._find(f"/api/v2/dags/{quote(dag_id)}/details")
+        return None if details is None else frozenset(details.get("params") or ())
 
     def close(self) -> None:
         """Drop the connections."""
@@ -430,9 +430,9 @@ class AirflowClient:
 
     def _answer_to_token(self, method: str, path: str, arguments: dict[str, Any]) -> httpx.Response:
         """Return the answer to a request with the token; its file may be replaced at any time."""
-        used, own = "", arguments.pop("headers", {})
+        used, given_headers = "", arguments.pop("headers", {})
         while (token := self.credentials.current_token()) != used:
-            used, headers = token, {**own, "authorization": f"Bearer {token}"}
+            used, headers = token, {**given_headers, "authorization": f"Bearer {token}"}
             response = self._http.request(method, path, headers=headers, **arguments)
             if not _refuses_token(response):
                 return response
@@ -509,12 +509,12 @@ def _xcom(task: TaskKey, key: str = "") -> str:
 def _raise_for(response: httpx.Response) -> None:
     if response.is_success:
         return
-    said = response_message(response.content, response.request.content) or response.reason_phrase
+    message = response_message(response.content, response.request.content) or response.reason_phrase
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-        raise Unavailable(f"Airflow answered {response.status_code}: {said}")
+        raise Unavailable(f"Airflow answered {response.status_code}: {message}")
     refusal = (
         f"Airflow refused {response.request.method} {response.request.url.path} "
-        f"({response.status_code}): {said}"
+        f"({response.status_code}): {message}"
     )
     if response.status_code == httpx.codes.FORBIDDEN:
         raise NotPermitted(

@@ -105,16 +105,16 @@ def claims(token: str) -> dict[str, Any]:
     """Return what a JSON web token says, unchecked; empty where it is none."""
     try:
         body = token.split(".")[1]
-        found = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        payload = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     except (IndexError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return payload if isinstance(payload, dict) else {}
 
 
 def expiry_s(token: str) -> float | None:
     """Return when a token expires, Unix time; None where it does not say so."""
-    found = claims(token).get("exp")
-    return float(found) if isinstance(found, int | float) else None
+    expires_s = claims(token).get("exp")
+    return float(expires_s) if isinstance(expires_s, int | float) else None
 
 
 def _clean(text: str, source: str) -> str:

@@ -49,8 +49,8 @@ class Counter:
         """Yield the path of all that is in a folder, folders too, with the bytes of each."""
         stack = [os.fspath(folder)]
         while stack:
-            with suppress(OSError), os.scandir(stack.pop()) as found:
-                for entry in found:
+            with suppress(OSError), os.scandir(stack.pop()) as scan:
+                for entry in scan:
                     with suppress(OSError):
                         seen = entry.stat(follow_symlinks=False)
                         if entry.is_dir(follow_symlinks=False):
@@ -90,11 +90,11 @@ def sweep_usages(home: Path, runs: Mapping[str, str]) -> tuple[SweepUsage, ...]:
     for name, logs in _log_folders(home / "airflow" / "logs"):
         if name in parts or name in ids:
             add(name, "logs", counter.size_bytes(logs))
-    made = (
-        SweepUsage(ids.get(name, name), **{f"{part}_bytes": n for part, n in own.items()})
-        for name, own in parts.items()
+    usages = (
+        SweepUsage(ids.get(name, name), **{f"{part}_bytes": n for part, n in sizes.items()})
+        for name, sizes in parts.items()
     )
-    return tuple(sorted(made, key=lambda usage: (-usage.total_bytes, usage.sweep)))
+    return tuple(sorted(usages, key=lambda usage: (-usage.total_bytes, usage.sweep)))
 
 
 def artifact_folders(home: Path) -> dict[str, Path]:
@@ -135,6 +135,6 @@ def _log_folders(logs: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _folders(parent: Path) -> list[Path]:
-    with suppress(OSError), os.scandir(parent) as found:
-        return [Path(e.path) for e in found if e.is_dir(follow_symlinks=False)]
+    with suppress(OSError), os.scandir(parent) as entries:
+        return [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False)]
     return []

@@ -303,21 +303,21 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
     answer.
     """
     sweep, number = parse_trial_name(trial)
-    known = read_view(pool)
-    view = known or {"jobs": [], "time_s": 0.0, "policy": "?"}
+    current_view = read_view(pool)
+    view = current_view or {"jobs": [], "time_s": 0.0, "policy": "?"}
     job = next((j for j in view["jobs"] if j["id"] == trial), None)
-    found = _decisions(tracker, sweep, number, needed=job is None)
+    decisions = _decisions(tracker, sweep, number, needed=job is None)
     over = job is None or job["phase"] == "ended"
     ended = trial_end(tracker, sweep, number) if over else None
-    if job is None and not found and ended is None:
+    if job is None and not decisions and ended is None:
         ended = _end_before_begin(view, sweep, number)
     problems = [
         *filter(None, [trouble_line(view), absence_line(view, job)]),
         *problem_lines(view, sweep, number),
         *interruption_lines(view, sweep, number),
     ]
-    if job is None and not found and ended is None and not problems:
-        why = "" if known else f", as {NO_VIEW}"
+    if job is None and not decisions and ended is None and not problems:
+        why = "" if current_view else f", as {NO_VIEW}"
         raise HermesError(
             f"nothing is known of trial {trial!r}{why}: `hermes sweep list` shows the sweeps."
         )
@@ -328,13 +328,13 @@ def explain(pool: str, tracker: Tracker, trial: str) -> Explanation:
         job,
         view["policy"],
         age_s,
-        tuple(reversed(found)),
+        tuple(reversed(decisions)),
         ended,
         tuple(problems),
         facts.get("not_preemptible", {}).get(str(number), ""),
         deadline_line(view, sweep, time.time()),
         facts.get("limited", {}).get(str(number), ""),
-        known is not None,
+        current_view is not None,
     )
 
 
@@ -421,11 +421,11 @@ def _decisions(
     if local is not None:
         return local
     try:
-        known = tracker.read_decisions(require_sweep(tracker, sweep).parent_run_id)
+        recorded = tracker.read_decisions(require_sweep(tracker, sweep).parent_run_id)
     except Refused:
         return ()
     except Unavailable:
         if needed:
             raise
         return ()
-    return [found for found in known if found.get("trial") == number]
+    return [decision for decision in recorded if decision.get("trial") == number]

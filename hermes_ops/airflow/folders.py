@@ -202,9 +202,9 @@ class TrialFolder:
         The script can write it too: fields of another type are left out, and a result without a
         known outcome is none.
         """
-        found = _read(self.path / "result.json")
-        sound = {name: value for name, value in found.items() if _is_of_result(name, value)}
-        if wrong := sorted(found.keys() - sound.keys()):
+        document = _read(self.path / "result.json")
+        sound = {name: value for name, value in document.items() if _is_of_result(name, value)}
+        if wrong := sorted(document.keys() - sound.keys()):
             _warn_once(f"{self.path / 'result.json'}: left out as malformed: {', '.join(wrong)}.")
         return sound if "outcome" in sound else {}
 
@@ -220,14 +220,14 @@ class TrialFolder:
         """Return all segments in order: epoch, gpus, start_s, first_step, batch if it is known and,
         once ended, end_s, last_step, outcome."""
         batches = {line.get("epoch"): line.get("batch") for line in _lines(self.batches)}
-        found: list[dict[str, Any]] = []
+        merged: list[dict[str, Any]] = []
         for line in filter(_is_sound, _lines(self.path / "segments.jsonl")):
             if "start_s" in line:
                 batch = batches.get(line.get("epoch"))
-                found.append({**line, "batch": batch} if isinstance(batch, int) else dict(line))
-            elif found:
-                found[-1].update(line)
-        return tuple(found)
+                merged.append({**line, "batch": batch} if isinstance(batch, int) else dict(line))
+            elif merged:
+                merged[-1].update(line)
+        return tuple(merged)
 
     def end_killed(self, epoch: int, step: int, end_s: float) -> tuple[dict[str, Any], ...]:
         """Return all segments, that of the epoch with an end at the latest at `end_s`.
@@ -319,8 +319,8 @@ class StatusFile:
         try:
             # It is opened each time: a network volume shows changes only to a process that opens.
             with self._folder.open(self._name) as file:
-                found = os.fstat(file.fileno())
-                stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+                status = os.fstat(file.fileno())
+                stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
                 if stamp != self._stamp:
                     self._status, self._stamp = _object(file.read(DOCUMENT_BYTES)), stamp
         except FileNotFoundError:
@@ -454,16 +454,16 @@ def counted_segments(folder: TrialFolder) -> tuple[Mapping[str, Any], ...]:
     if use is None:
         return segments
     ended = tuple(s for s in segments if s.get("end_s") is not None)
-    told = Accounts.from_segments(ended[: len(use.held)])
-    if (told.held, told.sizes) == (use.held, use.sizes):
+    accounts = Accounts.from_segments(ended[: len(use.held)])
+    if (accounts.held, accounts.sizes) == (use.held, use.sizes):
         return segments
     counted: list[Mapping[str, Any]] = []
     for number, ((start_s, end_s), size) in enumerate(zip(use.held, use.sizes, strict=False)):
-        found = segments[number] if number < len(segments) else {}
-        gpus = found.get("gpus") or ()
+        segment = segments[number] if number < len(segments) else {}
+        gpus = segment.get("gpus") or ()
         is_known = len(gpus) == size
         held = {"start_s": start_s, "end_s": end_s, "gpus": gpus if is_known else range(size)}
-        counted.append({"epoch": number, **found, **held})
+        counted.append({"epoch": number, **segment, **held})
     return (*counted, *(s for s in segments if (s.get("epoch") or 0) > use.epoch))
 
 

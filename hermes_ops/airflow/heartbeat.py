@@ -43,10 +43,10 @@ def main(arguments: list[str]) -> int:
     if len(names) != 1 or names[0] not in COMPONENTS:
         print(f"name one of {', '.join(COMPONENTS)}", file=sys.stderr)  # noqa: T201
         return 2
-    found = problem(names[0], _health, strict=strict)
-    if found is not None:
-        print(found, file=sys.stderr)  # noqa: T201
-    return 0 if found is None else 1
+    fault = problem(names[0], _health, strict=strict)
+    if fault is not None:
+        print(fault, file=sys.stderr)  # noqa: T201
+    return 0 if fault is None else 1
 
 
 if __name__ == "__main__":

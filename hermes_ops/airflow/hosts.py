@@ -221,10 +221,10 @@ def configured_executors() -> tuple[str, ...]:
 
 def _name_of(asked: str | None) -> str | None:
     """Return the path of an executor's class; None where Airflow itself will refuse it."""
-    known = _configured()
+    executors = _configured()
     if asked is None:
-        return next((k.module_path for k in known if k.team_name is None), None)
-    for name in known:
+        return next((k.module_path for k in executors if k.team_name is None), None)
+    for name in executors:
         if asked in (name.alias, name.module_path, name.module_path.rpartition(".")[2]):
             return str(name.module_path)
     return asked

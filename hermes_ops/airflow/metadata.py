@@ -167,7 +167,7 @@ class Metadata:
         self._joined = {run: records for run, records in joined if run in running}
         return tuple(
             RunRow(r[0], r[1], r[2], r[3], r[4], _seconds(r[5]),
-                   _parsed(self._whole(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]),
+                   _parsed(self._joined_value(r[0], (r[3], -1), SWEEP_KEY, r[6])), bool(r[7]),
                    r[8] or "", r[9] or "", r[10] or 0)
             for r in rows
         )  # fmt: skip
@@ -231,7 +231,7 @@ class Metadata:
         """Return the sweep in a row of `_runs_with_sweeps`, with its complete record."""
         past = _past_run(row)
         place = (past.run.plan_task, -1)
-        record = _parsed(self._whole(past.run.run_key, place, SWEEP_KEY, row[-1]))
+        record = _parsed(self._joined_value(past.run.run_key, place, SWEEP_KEY, row[-1]))
         return replace(past, run=replace(past.run, sweep=record))
 
     def sweep(self, sweep: str) -> PastRun | None:
@@ -293,7 +293,7 @@ class Metadata:
         records: dict[tuple[str, int], dict[str, str]] = {}
         for task_id, map_index, key, value in self._all(self._records_of_run, {"run": run.run_key}):
             place = (task_id, map_index)
-            complete = self._whole(run.run_key, place, key, value)
+            complete = self._joined_value(run.run_key, place, key, value)
             records.setdefault(place, {})[key] = complete
         return records
 
@@ -309,7 +309,7 @@ class Metadata:
             .order_by(store.map_index)
         )
         return tuple(
-            self._whole(run.run_key, (task_id, number), SEGMENT_KEY, value)
+            self._joined_value(run.run_key, (task_id, number), SEGMENT_KEY, value)
             for number, value in self._all(query)
         )
 
@@ -334,7 +334,7 @@ class Metadata:
         )
         return tuple(StoredKey(*row) for row in self._all(query))
 
-    def _whole(self, run_key: int, place: tuple[str, int], key: str, head: str) -> str:
+    def _joined_value(self, run_key: int, place: tuple[str, int], key: str, head: str) -> str:
         """Return the JSON of a record with the fields stored in pieces; read once for each head."""
         if _PIECES_IN_JSON not in head:
             return head
@@ -399,8 +399,8 @@ class Metadata:
             store.key.in_(bindparam("keys", expanding=True)),
         )
 
-    def pool(self, name: str, own: Sequence[tuple[str, str, str]]) -> PoolRow | None:
-        """Return the pool; instances of the (dag, run, task) in `own` are not foreign."""
+    def pool(self, name: str, trial_tasks: Sequence[tuple[str, str, str]]) -> PoolRow | None:
+        """Return the pool; instances of the (dag, run, task) in `trial_tasks` are not foreign."""
         from sqlalchemy import func, select, tuple_
 
         pool, ti = self._pool.c, self._ti.c
@@ -412,8 +412,8 @@ class Metadata:
         query = select(func.coalesce(func.sum(ti.pool_slots), 0)).where(
             ti.pool == name, ti.state.in_(states)
         )
-        if own:  # not one condition each: SQLite limits the depth of an expression to 1,000
-            query = query.where(tuple_(ti.dag_id, ti.run_id, ti.task_id).not_in(own))
+        if trial_tasks:  # not one condition each: SQLite limits the depth of an expression to 1,000
+            query = query.where(tuple_(ti.dag_id, ti.run_id, ti.task_id).not_in(trial_tasks))
         return PoolRow(slots, int(self._all(query)[0][0]))
 
     def rerank(self, ranks: Iterable[TaskRank]) -> int:
@@ -460,8 +460,8 @@ class Metadata:
         """
         from sqlalchemy import and_, column, func, or_, select, table, update
 
-        own: list[Any] = [column("id", self._ti.c.id.type), column("state"), column("pool")]
-        ti = table("task_instance", *own, column("pool_slots"))  # as in `rerank`
+        columns: list[Any] = [column("id", self._ti.c.id.type), column("state"), column("pool")]
+        ti = table("task_instance", *columns, column("pool_slots"))  # as in `rerank`
         other, pool = ti.alias("other"), self._pool.c
         pool_size = select(pool.slots).where(pool.pool == row.pool).scalar_subquery()
         counts: Any = other.c.state.in_(OCCUPYING)

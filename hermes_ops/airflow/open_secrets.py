@@ -33,8 +33,8 @@ def places(sweep: Mapping[str, Any], without: Collection[str] = ()) -> Iterator[
     names = given if isinstance(given, list | tuple) else ()
     listed = [name for name in names if isinstance(name, str)]
     for section in SECTIONS:
-        found = _section(sweep, section)
-        texts = {str(k): str(v) for k, v in found.items() if isinstance(v, str | int | float)}
+        values = _section(sweep, section)
+        texts = {str(k): str(v) for k, v in values.items() if isinstance(v, str | int | float)}
         for name in open_secrets(texts, listed):
             if section != SECTIONS[0] or name not in without:
                 yield (*section, name)
@@ -47,15 +47,15 @@ def problems(sweep: Mapping[str, Any], without: Collection[str] = ()) -> tuple[P
 
 def refuse(sweep: Mapping[str, Any], source: str, without: Collection[str] = ()) -> None:
     """Raise ConfigError for a sweep that holds a secret."""
-    if found := problems(sweep, without):
-        raise ConfigError(source, found)
+    if secrets := problems(sweep, without):
+        raise ConfigError(source, secrets)
 
 
 def _section(sweep: Mapping[str, Any], section: Place) -> Mapping[str, Any]:
-    found: Any = sweep
+    part: Any = sweep
     for key in section:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part if isinstance(part, Mapping) else {}
 
 
 def _run_in(sweep: Mapping[str, Any]) -> str:
@@ -85,14 +85,14 @@ def redact(config: SweepConfig) -> SweepConfig:
     """Return the configuration with the secrets in its environment and command as stars."""
     trial = config.trial
     pod = trial.pod
-    own = dict(pod.environment or {}) if pod is not None else {}
-    mask = Mask(secret_values({**own, **render_environment(config, {})}))
+    pod_variables = dict(pod.environment or {}) if pod is not None else {}
+    mask = Mask(secret_values({**pod_variables, **render_environment(config, {})}))
     masked: dict[str, Any] = {
         "environment": {name: mask.text(value) for name, value in trial.environment.items()},
         "command": tuple(mask.text(argument) for argument in trial.command),
     }
-    if pod is not None and own:
-        stars = {name: mask.text(value) for name, value in own.items()}
+    if pod is not None and pod_variables:
+        stars = {name: mask.text(value) for name, value in pod_variables.items()}
         masked["pod"] = pod.model_copy(update={"environment": stars})
     return config.model_copy(update={"trial": trial.model_copy(update=masked)})
 
@@ -142,8 +142,8 @@ def why_refused(body: bytes) -> str | None:
         return None
     for key in ("conf", "dag_run_conf"):
         conf = document.get(key)
-        if isinstance(conf, Mapping) and _is_sweep(conf) and (found := problems(conf)):
-            return "\n".join(map(str, found))
+        if isinstance(conf, Mapping) and _is_sweep(conf) and (secrets := problems(conf)):
+            return "\n".join(map(str, secrets))
     return None
 
 

@@ -179,10 +179,10 @@ class Lease(StoredRecord):
     @property
     def gpus_by_node(self) -> dict[str, tuple[int, ...]]:
         """Return the GPUs on each node, lowest first; empty where the nodes are not known."""
-        found: dict[str, tuple[int, ...]] = {}
+        by_node: dict[str, tuple[int, ...]] = {}
         for gpu, node in sorted(zip(self.gpus, self.gpu_nodes, strict=False)):
-            found[node] = (*found.get(node, ()), gpu)
-        return found
+            by_node[node] = (*by_node.get(node, ()), gpu)
+        return by_node
 
     @property
     def worker_count(self) -> int:

@@ -74,10 +74,10 @@ def refused_setting() -> str | None:
         ("state_store", "backend", DEFAULT_BACKEND),
         ("workers", "state_store_backend", ""),
     ):
-        found = conf.get(section, key, fallback=allowed)
-        if found and found != allowed:
+        value = conf.get(section, key, fallback=allowed)
+        if value and value != allowed:
             return (
-                f"[{section}] {key} is {found}: the controller reads a sweep's records from "
+                f"[{section}] {key} is {value}: the controller reads a sweep's records from "
                 f"Airflow's own database. Remove the setting (allowed: {allowed or 'none'})."
             )
     return None
@@ -145,11 +145,11 @@ def write_record(store: KeyValues, key: str, record: object) -> None:
     if not isinstance(record, Mapping) or len(json.dumps(record)) <= WHOLE_CHARACTERS:
         store.write(key, record)
         return
-    made, before = divided(key, record), piece_keys(key, store.read(key))
-    for name in sorted(made.pieces.keys() - before):
-        store.write(name, made.pieces[name])
-    store.write(key, made.head)
-    for name in sorted(before - made.pieces.keys()):
+    divided_record, before = divided(key, record), piece_keys(key, store.read(key))
+    for name in sorted(divided_record.pieces.keys() - before):
+        store.write(name, divided_record.pieces[name])
+    store.write(key, divided_record.head)
+    for name in sorted(before - divided_record.pieces.keys()):
         store.delete(name)
 
 
@@ -160,8 +160,8 @@ def read_record(read: Read, key: str) -> object:
         head = read(key)
         if not is_head(head):
             return head
-        if (found := joined(key, head, read)) is not None:
-            return found
+        if (record := joined(key, head, read)) is not None:
+            return record
     return None
 
 

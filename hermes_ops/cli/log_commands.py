@@ -146,7 +146,7 @@ class TrialLog:
             lines = (task / f"attempt={attempt}.log").read_bytes().split(b"\n")
         except OSError:
             return []
-        return [found for line in lines if (found := parse_object(line)) is not None]
+        return [entry for line in lines if (entry := parse_object(line)) is not None]
 
     def _refuse_unknown(self) -> None:
         """Raise HermesError if there is no such trial, and none to come from a plan."""

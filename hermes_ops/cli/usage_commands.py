@@ -136,14 +136,14 @@ def owners(connection: Connection, sweeps: Collection[str]) -> dict[str, str]:
         (run["dag_id"], run["dag_run_id"]): run.get("triggering_user_name") or ""
         for run in connection.airflow.all_dag_runs(dags)
     }
-    found: dict[str, str] = {}
+    owner_of: dict[str, str] = {}
     for sweep, several in places.items():
         place = next((p for p in several if (p.dag_id, p.run_id) in runs), None)
         if place is not None:
-            found[sweep] = runs[place.dag_id, place.run_id] or _owner_of_untriggered(
+            owner_of[sweep] = runs[place.dag_id, place.run_id] or _owner_of_untriggered(
                 connection, place
             )
-    return found
+    return owner_of
 
 
 def _owner_of_untriggered(connection: Connection, place: SweepLocation) -> str:

@@ -225,8 +225,8 @@ def _points(view: ValidatedView) -> Violations:
         problems = list(_point(here, point, view))
         yield from problems
         # 2 and 2.0 may be one value of a parameter: a grid would count both, and try one less.
-        known = point if problems else canonical(view.space, point)
-        first = seen.setdefault(repr(sorted(known.items())), index)
+        resolved = point if problems else canonical(view.space, point)
+        first = seen.setdefault(repr(sorted(resolved.items())), index)
         if first != index:
             yield violation(here, f"point {first} again", "each point once", "remove one of them")
         elif not problems and view.feasible is not None:

@@ -63,7 +63,7 @@ def _validate(data: object) -> tuple[SweepConfig | None, list[Violation]]:
 def _error(
     source: str, problems: list[Violation], lines: Mapping[KeyPath, int], name: str
 ) -> ConfigError:
-    ordered = sorted(problems, key=lambda found: line_of(lines, found[0]) or 0)
+    ordered = sorted(problems, key=lambda entry: line_of(lines, entry[0]) or 0)
     shown = [with_line(path, problem, lines, name) for path, problem in ordered[:MOST_PROBLEMS]]
     if len(ordered) > MOST_PROBLEMS:
         rest = f"{len(ordered) - MOST_PROBLEMS} more problems"

@@ -222,9 +222,10 @@ def _checked(document: Document, source: str, name: str, gpus: int | None) -> Po
         problems = list(_contradictions(quota, gpus))
         if not (problems or document.problems):
             return quota
-    found = [*document.problems, *problems]
+    every_problem = [*document.problems, *problems]
     raise ConfigError(
-        source, tuple(with_line(where, problem, document.lines, name) for where, problem in found)
+        source,
+        tuple(with_line(where, problem, document.lines, name) for where, problem in every_problem),
     )
 
 
@@ -245,10 +246,10 @@ def _classes(specs: tuple[ClassSpec, ...]) -> tuple[PriorityClass, ...]:
     """Return the built-in classes as the file changes them, and its own; the highest first."""
     of_name = dict(_BUILT_IN)
     for spec in specs:
-        known = of_name.get(spec.name, PriorityClass(spec.name))
+        built_in = of_name.get(spec.name, PriorityClass(spec.name))
         of_name[spec.name] = PriorityClass(
             spec.name,
-            known.priority if spec.priority is None else spec.priority,
+            built_in.priority if spec.priority is None else spec.priority,
             None if spec.teams is None else frozenset(spec.teams),
             None if spec.users is None else frozenset(spec.users),
         )
@@ -299,7 +300,9 @@ def _class_problems(quota: PoolQuota) -> Iterator[Violation]:
     for index, each in enumerate(quota.classes):
         if each.priority is None and each.name not in _BUILT_IN:
             path: KeyPath = ("classes", index, "priority")
-            built_in = ", ".join(f"{name} {known.priority}" for name, known in _BUILT_IN.items())
+            built_in = ", ".join(
+                f"{name} {built_in_class.priority}" for name, built_in_class in _BUILT_IN.items()
+            )
             allowed = f"a whole number; the built-in classes have {built_in}"
             fix = "write one, or the name of a built-in class"
             yield violation(path, f"nothing, for the class {each.name!r}", allowed, fix)

@@ -250,14 +250,14 @@ class Memo(Generic[F, T]):
     def get(self, facts: Iterable[F], *about: object) -> list[T]:
         """Return `make(facts, *about)`, computed only for facts that are new with this `about`."""
         cache, requested = self._cache, [(fact, (id(fact), about)) for fact in facts]
-        known = {key: entry[1] for _, key in requested if (entry := cache.get(key)) is not None}
-        new = {key: fact for fact, key in requested if key not in known}
+        cached = {key: entry[1] for _, key in requested if (entry := cache.get(key)) is not None}
+        new = {key: fact for fact, key in requested if key not in cached}
         for (key, fact), computed in zip(
             new.items(), self._make(list(new.values()), *about) if new else (), strict=True
         ):
             cache[key] = (_handle(fact, partial(self._forget, key)), computed)
-            known[key] = computed
-        results = [known[key] for _, key in requested]
+            cached[key] = computed
+        results = [cached[key] for _, key in requested]
         for key in list(islice(cache, max(0, len(cache) - self._size))):
             cache.pop(key, None)
         return results

@@ -77,12 +77,12 @@ class GpuTime:
         if self.at_s is None:
             return earlier
         sums = []
-        for own, before, start_s in (
+        for current, before, start_s in (
             (self.day, earlier.day, day_start_s),
             (self.month, earlier.month, month_start_s),
         ):
             total: dict[str, float] = {}
-            for user, gpu_s in (*own, *(before if earlier.at_s >= start_s(self.at_s) else ())):
+            for user, gpu_s in (*current, *(before if earlier.at_s >= start_s(self.at_s) else ())):
                 _add(total, user, gpu_s)
             sums.append(_frozen(total))
         return GpuTime(sums[0], sums[1], self.held, self.at_s)

@@ -333,12 +333,12 @@ class QuantumReasons:
         return LazyReasons(JobIds(self.around.reasons, self.ends_s), self._explain)
 
     @cached_property
-    def _wanted(self) -> Plan:
+    def _wanted_plan(self) -> Plan:
         return self.ask()
 
     @cached_property
     def _wanted_gpus(self) -> dict[JobId, tuple[int, ...]]:
-        return {grant.job: grant.gpus for grant in self._wanted.grants}
+        return {grant.job: grant.gpus for grant in self._wanted_plan.grants}
 
     @cached_property
     def _gpus(self) -> dict[JobId, tuple[int, ...]]:
@@ -351,7 +351,7 @@ class QuantumReasons:
     @cached_property
     def _users(self) -> dict[int, JobId]:
         """Return the job of each GPU in the plan of the policy, before the guards."""
-        return {gpu: grant.job for grant in self._wanted.grants for gpu in grant.gpus}
+        return {gpu: grant.job for grant in self._wanted_plan.grants for gpu in grant.gpus}
 
     @cached_property
     def _protectors(self) -> dict[int, JobId]:
@@ -363,24 +363,24 @@ class QuantumReasons:
         held = self.snapshot.held.get(job)
         if job not in self._gpus:
             reason = self.around.reasons.get(job, _RUNS)
-            return reason if held is not None else self._waits(job, reason)
+            return reason if held is not None else self._waiting_reason(job, reason)
         if held != self._gpus[job]:
             return self.around.reasons.get(job, _RUNS)
         if self._wanted_gpus.get(job) == held:
-            return self._wanted.reasons.get(job, _RUNS)
-        if job in self.ends_s and job not in self._wanted.ends:
-            return self._kept(job, held)
+            return self._wanted_plan.reasons.get(job, _RUNS)
+        if job in self.ends_s and job not in self._wanted_plan.ends:
+            return self._retained_reason(job, held)
         return self.around.reasons.get(job, _RUNS) if job in self._around_gpus else _RUNS_ON
 
-    def _kept(self, job: JobId, held: tuple[int, ...]) -> Reason:
+    def _retained_reason(self, job: JobId, held: tuple[int, ...]) -> Reason:
         left_s = self._left_s(job)
         rivals = (self._users[gpu] for gpu in held if gpu in self._users)
         rival = next((rival for rival in rivals if rival != job), None)
-        terms = (Term("quantum_left_s", left_s), *_terms_of(self._wanted, job))
+        terms = (Term("quantum_left_s", left_s), *_terms_of(self._wanted_plan, job))
         text = f"kept: {left_s:.1f} s of its quantum left"
         return Reason(text, terms, rival, "the end of its quantum")
 
-    def _waits(self, job: JobId, reason: Reason) -> Reason:
+    def _waiting_reason(self, job: JobId, reason: Reason) -> Reason:
         """Return the reason of a waiting job: a quantum, if that keeps it from its GPU."""
         gpus = self._wanted_gpus.get(job) or self._around_gpus.get(job, ())
         for gpu in gpus:

@@ -41,8 +41,8 @@ def check(snapshot: Snapshot, plan: Plan) -> PlanChanges:
     jobs, ends = snapshot.index, set(plan.ends)
     changes = _changes(snapshot, plan)
     added, removed, doubled = changes
-    known = jobs.__contains__
-    if not (all(map(known, plan.ranking)) and all(map(known, ends))):
+    is_job = jobs.__contains__
+    if not (all(map(is_job, plan.ranking)) and all(map(is_job, ends))):
         _refuse_unknown(jobs, (*plan.ranking, *plan.ends))
     for job_id in ends:
         if jobs[job_id].phase is Phase.ENDED:

@@ -53,19 +53,25 @@ def class_refusal(
     classes: Mapping[str, PriorityClass], name: str, user: str, team: str
 ) -> ClassRefusal | None:
     """Return why that user of that team may not use the class of that name; None if it may."""
-    own = [each for each in classes if classes[each].allows(user, team)]
-    allowed = f"one of {', '.join(own)}" if own else "none of the classes of the quota"
-    if (found := classes.get(name)) is None:
-        return ClassRefusal(f"the pool's quota has no class {name!r}", allowed, _remedy(own))
-    if found.allows(user, team):
+    allowed_names = [each for each in classes if classes[each].allows(user, team)]
+    allowed = (
+        f"one of {', '.join(allowed_names)}"
+        if allowed_names
+        else "none of the classes of the quota"
+    )
+    if (priority_class := classes.get(name)) is None:
+        return ClassRefusal(
+            f"the pool's quota has no class {name!r}", allowed, _remedy(allowed_names)
+        )
+    if priority_class.allows(user, team):
         return None
     who = f"user {user}" if user else "a job without a user"
     whose = f"{who} of team {team}" if team else who
-    return ClassRefusal(f"{whose} may not use the class {name!r}", allowed, _remedy(own))
+    return ClassRefusal(f"{whose} may not use the class {name!r}", allowed, _remedy(allowed_names))
 
 
-def _remedy(own: list[str]) -> str:
-    if own:
+def _remedy(allowed_names: list[str]) -> str:
+    if allowed_names:
         return "name one of those, or ask an administrator of the quota"
     return "ask an administrator of the quota for a class"
 

@@ -74,14 +74,14 @@ class ReclaimNotice:
             if job.id in hidden and job.id in snapshot.retained and job.id not in granted
             if of_users[job.user] <= limits.get(job.user, inf)
         )
-        found: list[tuple[JobId, float]] = []
+        pending: list[tuple[JobId, float]] = []
         for since_s, job_id in losers:
             job = snapshot.index[job_id]
             team = quota.team_of(job.virtual_cluster).name
             if lost[team] > 0:  # further ones leave for jobs of their own team
                 lost[team] -= len(job.gpus_held)
-                found.append((job_id, since_s))
-        return tuple(found)
+                pending.append((job_id, since_s))
+        return tuple(pending)
 
     def kept(self, snapshot: Snapshot, notices: Notices) -> dict[JobId, float]:
         """Return the jobs whose notice is not over, each with the time at which it is."""
@@ -123,11 +123,11 @@ def _in_turn(snapshot: Snapshot, wanted: Plan, plan: Plan) -> Plan:
             continue
         job = snapshot.index[grant.job]
         for later in reversed(order[place + 1 :]):
-            own = starts.get(later.job)
-            if own is None or (len(own.gpus), own.share) != (len(grant.gpus), grant.share):
+            start = starts.get(later.job)
+            if start is None or (len(start.gpus), start.share) != (len(grant.gpus), grant.share):
                 continue
-            if on_allowed_node(snapshot, job, own.gpus):
-                starts[grant.job] = replace(grant, gpus=own.gpus)
+            if on_allowed_node(snapshot, job, start.gpus):
+                starts[grant.job] = replace(grant, gpus=start.gpus)
                 del starts[later.job]
                 break
     kept = (grant for grant in plan.grants if snapshot.index[grant.job].holds_gpus)

@@ -195,8 +195,10 @@ def _bounds(facts: _Facts) -> tuple[Floats, Floats]:
     low, high = np.full(7, LEAST), np.full(7, np.inf)
     low[6], high[6] = 1.0, 10.0
     if len(set(facts.local_batch.tolist())) == 1:
-        known = ~np.isnan(facts.compute_s)
-        computing = facts.compute_s[known] if known.any() else facts.seconds[facts.gpus == 1]
+        is_measured = ~np.isnan(facts.compute_s)
+        computing = (
+            facts.compute_s[is_measured] if is_measured.any() else facts.seconds[facts.gpus == 1]
+        )
         if len(computing):
             low[0] = high[0] = max(LEAST, float(computing.mean()) / 2)
     if not (facts.nodes > 1).any():

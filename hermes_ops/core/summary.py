@@ -57,7 +57,7 @@ class Segment:
 
     def to_json(self) -> list[Any]:
         """Return a short JSON value: the fields in their order, without the trial."""
-        known = [] if self.batch is None else [self.batch]
+        batch_fields = [] if self.batch is None else [self.batch]
         return [
             self.epoch,
             list(self.gpus),
@@ -68,7 +68,7 @@ class Segment:
             self.outcome,
             self.startup_s,
             self.restore_s,
-            *known,
+            *batch_fields,
         ]
 
     @classmethod

@@ -233,7 +233,7 @@ def _lend(
             return max(lent / STAY, lent - need / 2) / factor, rank, -STAY * factor, name
         return lent / factor, rank, -factor, name
 
-    line = [found for name in demands if (found := place(name)) is not None]
+    line = [placed for name in demands if (placed := place(name)) is not None]
     heapify(line)
     while line and rest > 0:
         name = heappop(line)[3]

@@ -193,10 +193,10 @@ def _taker(
 ) -> tuple[float, int] | None:
     """Return the start of another trial that is the first one on a GPU after that time, if soon."""
     place = bisect_left(starts, (end_s, -1))
-    found = starts[place] if place < len(starts) else None
-    if found is None or found[1] == number or found[0] > end_s + TAKEN_WITHIN_S:
+    start = starts[place] if place < len(starts) else None
+    if start is None or start[1] == number or start[0] > end_s + TAKEN_WITHIN_S:
         return None
-    return found
+    return start
 
 
 def _parts(
@@ -331,8 +331,8 @@ class _Ledger:
         if passed_s <= 0 or not self._of_key:
             return
         held, guaranteed = self._held, self._guaranteed
-        beyond = {team: max(0, held[team] - own) for team, own in guaranteed.items()}
-        idle = {team: max(0, own - held[team]) for team, own in guaranteed.items()}
+        beyond = {team: max(0, held[team] - share) for team, share in guaranteed.items()}
+        idle = {team: max(0, share - held[team]) for team, share in guaranteed.items()}
         idle_gpus = sum(idle.values())
         part_lent = min(1.0, sum(beyond.values()) / idle_gpus) if idle_gpus else 0.0
         for team in guaranteed:

@@ -205,11 +205,13 @@ def _failed_init(spec: Plain, status: Plain) -> Plain:
     """Return the end of the init container that failed, with a `text` for its trial's user."""
     inits = spec.get("initContainers") or ()
     sidecars = {c.get("name") for c in inits if c.get("restartPolicy") == "Always"}
-    for found in status.get("initContainerStatuses") or ():
-        terminated: Plain = (found.get("state") or {}).get("terminated") or {}
-        has_failed = terminated.get("exitCode") and found.get("name") not in sidecars
+    for init_status in status.get("initContainerStatuses") or ():
+        terminated: Plain = (init_status.get("state") or {}).get("terminated") or {}
+        has_failed = terminated.get("exitCode") and init_status.get("name") not in sidecars
         if has_failed and status.get("phase") == "Failed":
-            words = f"its init container {found.get('name')} ended with {terminated['exitCode']}"
+            words = (
+                f"its init container {init_status.get('name')} ended with {terminated['exitCode']}"
+            )
             return {**terminated, "text": f"{words} ({terminated.get('reason') or 'Error'})"}
     return {}
 

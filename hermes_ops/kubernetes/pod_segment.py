@@ -97,7 +97,7 @@ class PodSegment:
     _force_at_s: dict[str, float] = field(default_factory=dict)  # of pods being deleted, by uid
     _container_code: int | None = None  # of its container
     _exit_code: int | None = None
-    _gone: bool = False
+    _is_gone: bool = False
     _is_deleted: bool = False
     _is_over_limit: bool = False  # of disk space: it was evicted for that
     _owner_lost: bool = False
@@ -167,11 +167,11 @@ class PodSegment:
             return
         self._request_deletion(self.limits.grace_s)
         deadline_s = self.clock() + self.limits.grace_s + 2 * FORCE_AFTER_S
-        while not self._gone and self.clock() < deadline_s:
+        while not self._is_gone and self.clock() < deadline_s:
             self._wake.wait(SHORT_POLL_S)
             self._wake.clear()
             self._poll()
-        if not self._gone:
+        if not self._is_gone:
             log.warning("The pod %s is not gone yet; its successor waits for it", self.name)
         if self._log is not None:
             self._log.finish(LOG_PATIENCE_S)
@@ -220,19 +220,19 @@ class PodSegment:
             self._poll_at_s = self.clock() + POLL_S
             return
         self._give_up(FAILED, reason)
-        self._gone = self._gone or self._uid is None
+        self._is_gone = self._is_gone or self._uid is None
 
     def _create_or_adopt(self, view: PodView | None) -> None:
         """Adopt the pod of an earlier attempt, or create one once its predecessors are gone."""
         if view is not None:
             self._adopt(view)
         elif (result := self.record()) is not None:
-            self._exit_code, self._gone = result, True  # it ended between two attempts
+            self._exit_code, self._is_gone = result, True  # it ended between two attempts
         elif self.request is None:
             self._handle_vanished()
         elif self._grace_s is not None:
             self._give_up(VANISHED, "it was stopped before its pod was made")
-            self._gone = True
+            self._is_gone = True
         elif self._predecessors_gone():
             self._create()
         else:
@@ -244,7 +244,7 @@ class PodSegment:
             created = self.pods.create(self.request)
         except Rejected as error:
             self._give_up(FAILED, str(error))
-            self._gone = True
+            self._is_gone = True
             return
         if created is not None:
             self._uid = created.uid
@@ -349,7 +349,7 @@ class PodSegment:
             self._decide_exit_code()
 
     def _handle_vanished(self) -> None:
-        self._gone = True
+        self._is_gone = True
         if self._container_code is None and self.record() is None:
             self.trouble = self.trouble or "its pod was deleted or its node lost"
         self._decide_exit_code()
@@ -507,8 +507,8 @@ def _log_time(stamp: str) -> tuple[float, str] | None:
 
     Nodes write times of their own time zone.
     """
-    found = _STAMP.fullmatch(stamp)
-    if found is None:
+    match = _STAMP.fullmatch(stamp)
+    if match is None:
         return None
-    seconds = datetime.fromisoformat(f"{found[1]}{found[3]}").timestamp()
-    return seconds, (found[2] or "").ljust(9, "0")
+    seconds = datetime.fromisoformat(f"{match[1]}{match[3]}").timestamp()
+    return seconds, (match[2] or "").ljust(9, "0")

@@ -145,12 +145,12 @@ def _environment(
 
 
 def _label_problems(pod: Plain, planned: Plain) -> Iterator[Problem]:
-    found, expected = _labels(pod), _labels(planned)
+    labels, expected = _labels(pod), _labels(planned)
     for label in (GANG, GANG_SERVICE):
-        if found.get(label) != expected.get(label):
+        if labels.get(label) != expected.get(label):
             yield Problem(
                 f"metadata.labels.{label}",
-                str(found.get(label, "no label")),
+                str(labels.get(label, "no label")),
                 f"{expected.get(label, 'no such label')}, as Hermes Ops has planned it",
                 "remove it from the operator's arguments or the pod mutation hook: network "
                 "policies let pods with the same value reach each other",

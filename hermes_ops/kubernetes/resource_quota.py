@@ -17,12 +17,12 @@ def _never_fits(message: str) -> bool:
 
     A trial with a range of GPUs may get fewer the next time.
     """
-    found = _EXCEEDED.search(message)
-    if found is None:
+    match = _EXCEEDED.search(message)
+    if match is None:
         return False
     from kubernetes.utils.quantity import parse_quantity
 
-    requested, limited = _amounts(found[1]), _amounts(found[2])
+    requested, limited = _amounts(match[1]), _amounts(match[2])
     try:
         return any(
             parse_quantity(amount) > parse_quantity(limited[name])

@@ -124,9 +124,9 @@ def _non_boolean_values(name: str, parameters: Mapping[str, object]) -> Iterator
     """Yield a problem for each boolean parameter that has a value of another kind."""
     from inspect import signature
 
-    known = signature(POLICIES[name]).parameters
+    declared = signature(POLICIES[name]).parameters
     for p, value in parameters.items():
-        if isinstance(known[p].default, bool) and not isinstance(value, bool):
+        if isinstance(declared[p].default, bool) and not isinstance(value, bool):
             yield Problem(f"policy.{name}.{p}", repr(value), "true or false", "correct the value")
 
 

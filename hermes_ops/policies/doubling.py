@@ -71,8 +71,8 @@ class Doubling:
     def decide(self, snapshot: Snapshot, memory: DoublingMemory) -> tuple[Plan, DoublingMemory]:
         """Return the plan of the sizes, which are planned again when that is due."""
         problem = SizingProblem.from_snapshot(snapshot)
-        known = self.oracle is not None and not (self.explore or self.blind)
-        interval_s = self.interval_s if known or self.interval_s else INTERVAL_S
+        knows_speeds = self.oracle is not None and not (self.explore or self.blind)
+        interval_s = self.interval_s if knows_speeds or self.interval_s else INTERVAL_S
         exploring = self._exploring(problem, memory) if self.explore else {}
         before = memory.planned if tuple(exploring.items()) == memory.exploring else PlannedSizes()
         now_s = snapshot.time_s

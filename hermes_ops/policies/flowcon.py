@@ -85,7 +85,11 @@ class FlowCon:
         grants = tuple(Grant(job, gpus, share=limits[job]) for job, gpus in seats.items())
 
         def explain(job: Job, is_granted: bool) -> Reason:
-            return self._runs(growths[job.id], limits[job.id]) if is_granted else self._waits()
+            return (
+                self._running_reason(growths[job.id], limits[job.id])
+                if is_granted
+                else self._waiting_reason()
+            )
 
         return answer(snapshot, grants, snapshot.queue, explain), memory
 
@@ -144,11 +148,11 @@ class FlowCon:
         )  # the grains that small parts were raised by
         return [number / GRAIN for number in grains]
 
-    def _waits(self) -> Reason:
+    def _waiting_reason(self) -> Reason:
         text = f"waits: each GPU that it could take has {self.jobs_a_gpu} jobs"
         return Reason(text, (), None, "a running job ending")
 
-    def _runs(self, grown: Growth, share: float) -> Reason:
+    def _running_reason(self, grown: Growth, share: float) -> Reason:
         terms = [Term("share", share), Term("alpha", self.alpha)]
         if grown.efficiency is None:
             text = f"gets {figure(share)} of a GPU: new, not seen to grow yet"

@@ -158,18 +158,18 @@ def _groups(
     """
     fair, each = ceil(problem.gpus / len(jobs)), problem.gpus_a_node
     groups: dict[_Group, list[int]] = {}
-    known: dict[tuple[object, ...], _Group] = {}
+    group_of: dict[tuple[object, ...], _Group] = {}
     held_by = problem.snapshot.held
     for row, job in enumerate(jobs):
         key, held = speeds.key(job), len(held_by.get(job.id, ()))
         facts = (key, job.batch_range, job.min_gpus, job.max_gpus, job.sizes, held)
-        if facts not in known:
+        if facts not in group_of:
             most = max(job.min_gpus, min(2 * speeds.tried(key), MOST_GPUS))
             able = packing_sizes(job, min(most, problem.gpus), each)
             options = tuple(sorted({*able, *({held} - {0})}))
             smaller = [n for n in packing_sizes(job, fair, each) if n <= fair]
-            known[facts] = ((key, job.batch_range), options, max(smaller, default=job.min_gpus))
-        groups.setdefault(known[facts], []).append(row)
+            group_of[facts] = ((key, job.batch_range), options, max(smaller, default=job.min_gpus))
+        groups.setdefault(group_of[facts], []).append(row)
     return groups
 
 
@@ -250,8 +250,10 @@ class GoodputSpeeds:
     all jobs of a kind together if it is `shared`.
     """
 
-    def __init__(self, problem: SizingProblem, known: KnownRate | None, *, shared: bool) -> None:
-        self._known, self._by_kind = known, shared and known is None
+    def __init__(
+        self, problem: SizingProblem, known_rate: KnownRate | None, *, shared: bool
+    ) -> None:
+        self._rate_of, self._by_kind = known_rate, shared and known_rate is None
         self._snapshot = problem.snapshot
         self._placements: dict[int, tuple[int, ...]] = {}
         self._plain = MeasuredSpeeds(problem.snapshot)
@@ -278,9 +280,9 @@ class GoodputSpeeds:
 
         Sizes are on as few nodes as possible.
         """
-        if self._known is not None:
+        if self._rate_of is not None:
             placements = [self._packed(size) for size in sizes]
-            return np.array([[self._known(job, place) for place in placements] for job in jobs])
+            return np.array([[self._rate_of(job, place) for place in placements] for job in jobs])
         first = jobs[0]
         if first.batch_range is None:
             speeds = [self._plain.speed(first, size) for size in sizes]
@@ -315,12 +317,12 @@ def _note_extremes(extremes: dict[_Place, list[StepTime]], times: Iterable[StepT
     A time between them tells little more, and each new time costs a fit.
     """
     for time in times:
-        found = extremes.setdefault((time.gpus, time.nodes), [time, time])
+        extreme = extremes.setdefault((time.gpus, time.nodes), [time, time])
         local = time.local_batch or 0
-        if local <= (found[0].local_batch or 0) and _by_batch(time) < _by_batch(found[0]):
-            found[0] = time
-        if local >= (found[1].local_batch or 0) and _by_batch(time) > _by_batch(found[1]):
-            found[1] = time
+        if local <= (extreme[0].local_batch or 0) and _by_batch(time) < _by_batch(extreme[0]):
+            extreme[0] = time
+        if local >= (extreme[1].local_batch or 0) and _by_batch(time) > _by_batch(extreme[1]):
+            extreme[1] = time
 
 
 def _by_batch(time: StepTime) -> tuple[float, ...]:

@@ -143,17 +143,17 @@ class ServiceOrder:
         seen: set[JobId] = set()
         for job in self.jobs:
             seen.add(job.id)
-            if self._waits(job):
+            if self._is_waiting(job):
                 return job, seen
         return None, seen
 
     @cached_property
     def _waiting(self) -> Sequence[Job]:
-        return [job for job in self.jobs if self._waits(job)]
+        return [job for job in self.jobs if self._is_waiting(job)]
 
     @cached_property
     def _granted(self) -> Collection[JobId]:
         return {grant.job for grant in self.grants}
 
-    def _waits(self, job: Job) -> bool:
+    def _is_waiting(self, job: Job) -> bool:
         return job.min_gpus <= len(self.snapshot.gpus) and job.id not in self._granted

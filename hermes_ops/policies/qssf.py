@@ -183,11 +183,11 @@ def historical_s(jobs: Sequence[PastJob], job: PastJob) -> float | None:
     Jobs are similar by name; of these, those with as many GPUs come first. None without ended jobs.
     Source: Helios (SC 2021), its artefact's estimator: difflib, cutoff 0.6, the top 2 names.
     """
-    own = [p for p in jobs if p.user == job.user]
-    names = sorted({p.name for p in own})
+    of_user = [p for p in jobs if p.user == job.user]
+    names = sorted({p.name for p in of_user})
     close = set(get_close_matches(job.name, names, MATCHES, MATCH_CUTOFF))
-    named = [p for p in own if p.name in close]
-    for among in ([p for p in named if p.gpus == job.gpus], named, own, jobs):
+    named = [p for p in of_user if p.name in close]
+    for among in ([p for p in named if p.gpus == job.gpus], named, of_user, jobs):
         if among:
             return sum(p.seconds for p in among) / len(among)
     return None

@@ -76,21 +76,21 @@ class Saxena:
     def decide(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         """Return the plan of the greatest sum of speed-ups."""
         problem = SizingProblem.from_snapshot(snapshot)
-        known = KnownSteps(snapshot.jobs)
+        known_steps = KnownSteps(snapshot.jobs)
 
         def solve(subproblem: SizingProblem) -> tuple[Sizes, Batches]:
             scalings = {
-                job.id: self._scaling(job, known, subproblem.gpus) for job in subproblem.jobs
+                job.id: self._scaling(job, known_steps, subproblem.gpus) for job in subproblem.jobs
             }
             return _sized(subproblem.jobs, scalings, subproblem.gpus)
 
         plan = problem.plan(problem.solve_grants(solve), _reason)
         return (self._dropping(snapshot, plan) if self.overflow == "drop" else plan), memory
 
-    def _scaling(self, job: Job, known: KnownSteps, gpus: int) -> Scaling:
+    def _scaling(self, job: Job, known_steps: KnownSteps, gpus: int) -> Scaling:
         held = job.requested_batch if self.batch == "random" else None
         sizes = tuple(job.sizes_up_to(gpus))
-        return scaling(sizes, job.batch_range, known.model(job), self.batch, held)
+        return scaling(sizes, job.batch_range, known_steps.model(job), self.batch, held)
 
     def _dropping(self, snapshot: Snapshot, plan: Plan) -> Plan:
         granted = set(map(_job, plan.grants))
@@ -133,8 +133,8 @@ def scaling(
             )
     total = 1.0 if batches is None else float(batches.initial)
     alone = throughputs(model, [total], [1], whole=False)[0, 0]
-    own = throughputs(model, [total], sizes, whole=False)[0] / alone
-    return Scaling(sizes, (None,) * len(sizes), tuple(map(float, own)))
+    relative = throughputs(model, [total], sizes, whole=False)[0] / alone
+    return Scaling(sizes, (None,) * len(sizes), tuple(map(float, relative)))
 
 
 def _batches(batches: BatchRange, rule: str, requested: int | None) -> tuple[int, ...]:

@@ -59,20 +59,20 @@ class SlaqSized:
         """Return the plan of the greatest predicted drop."""
         problem = SizingProblem.from_snapshot(snapshot)
         slice_s = self.slice_s or usual_step_s(snapshot.jobs)
-        known = KnownSteps(snapshot.jobs)
-        drops = _drops(problem, known, slice_s)
+        known_steps = KnownSteps(snapshot.jobs)
+        drops = _drops(problem, known_steps, slice_s)
         held = (job for job in problem.jobs if job.id in snapshot.held)
         kept = {job.id for job in held if is_within_slice(job, snapshot.time_s, slice_s)}
 
         def solve(subproblem: SizingProblem) -> dict[JobId, int]:
-            return _greedy(subproblem, _drops(subproblem, known, slice_s), kept)
+            return _greedy(subproblem, _drops(subproblem, known_steps, slice_s), kept)
 
         grants = problem.grants(problem.solve_sizes(solve))
         order = sorted(snapshot.queue, key=lambda job: _rank(job, drops))
 
         def explain(job: Job, is_granted: bool) -> Reason:
-            own = drops.get(job.id)
-            least = own.values[0] if own is not None and own.values else 0.0
+            predicted = drops.get(job.id)
+            least = predicted.values[0] if predicted is not None and predicted.values else 0.0
             text, terms = shown_drop(least, slice_s)
             if is_granted:
                 change = "a greater prediction for a job that waits"
@@ -106,7 +106,7 @@ class Drops:
         return best, to
 
 
-def _drops(problem: SizingProblem, known: KnownSteps, slice_s: float) -> dict[JobId, Drops]:
+def _drops(problem: SizingProblem, known_steps: KnownSteps, slice_s: float) -> dict[JobId, Drops]:
     seen = [job for job in problem.jobs if len(job.curve) >= 2]
     predictions = dict(
         zip((j.id for j in seen), PREDICTIONS.get(job.curve for job in seen), strict=True)
@@ -116,7 +116,7 @@ def _drops(problem: SizingProblem, known: KnownSteps, slice_s: float) -> dict[Jo
         sizes, prediction = tuple(job.sizes_up_to(problem.gpus)), predictions.get(job.id)
         values = (inf,) * len(sizes)
         if prediction is not None:
-            slices_s = _slices_s(job, known.model(job), prediction, slice_s, sizes)
+            slices_s = _slices_s(job, known_steps.model(job), prediction, slice_s, sizes)
             kept, left = problem.held(job), _left_by_restart(job, slice_s)
             values = tuple(
                 job.weight
@@ -158,8 +158,8 @@ def _slices_s(
 
 
 def _rank(job: Job, drops: dict[JobId, Drops]) -> tuple[object, ...]:
-    own = drops.get(job.id)
-    least = own.values[0] if own is not None and own.values else 0.0
+    predicted = drops.get(job.id)
+    least = predicted.values[0] if predicted is not None and predicted.values else 0.0
     return (-least, not job.holds_gpus, submission(job))
 
 
@@ -170,11 +170,11 @@ def _greedy(
     picks: dict[JobId, int] = {}
     left = problem.gpus
     for job in sorted(problem.jobs, key=lambda job: (job.id not in kept, _rank(job, drops))):
-        own = drops[job.id]
-        pick = own.sizes.index(problem.held(job)) if job.id in kept else 0
-        if own.sizes[pick] <= left:
+        predicted = drops[job.id]
+        pick = predicted.sizes.index(problem.held(job)) if job.id in kept else 0
+        if predicted.sizes[pick] <= left:
             picks[job.id] = pick
-            left -= own.sizes[pick]
+            left -= predicted.sizes[pick]
     growing = [job.id for job in problem.jobs if job.id in picks and job.id not in kept]
     _grow([job for job in growing if drops[job].values[0] < inf], drops, picks, left)
     return {job: drops[job].sizes[pick] for job, pick in picks.items()}
@@ -191,9 +191,9 @@ def _grow(
     heapify(heap)
     while heap and left and heap[0][0] < 0:
         _, rank, job, to = heappop(heap)
-        own = drops[job]
-        more = own.sizes[to] - own.sizes[picks[job]]
+        predicted = drops[job]
+        more = predicted.sizes[to] - predicted.sizes[picks[job]]
         if more <= left:
             picks[job], left = to, left - more
-        gain, to = own.next(picks[job], left)
+        gain, to = predicted.next(picks[job], left)
         heappush(heap, (-gain, rank, job, to))

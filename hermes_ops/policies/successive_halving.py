@@ -120,7 +120,7 @@ class BracketReasons:
         current = self.brackets[job.id]
         goal = f"rung {current.rung}" if current.rung else "its end"
         if any(other.id == job.id for other in current.runs):
-            return self._runs(job, is_granted, current, goal)
+            return self._running_reason(job, is_granted, current, goal)
         for other, rung, rank, size in current.cut:
             if other.id == job.id:
                 text = "resumed on a GPU that nobody before it needs" if is_granted else "paused"
@@ -136,7 +136,7 @@ class BracketReasons:
             f"their reaching {goal}",
         )
 
-    def _runs(self, job: Job, is_granted: bool, current: Bracket, goal: str) -> Reason:
+    def _running_reason(self, job: Job, is_granted: bool, current: Bracket, goal: str) -> Reason:
         terms = (Term("step", job.last_step), Term("still_to_come", len(current.runs)))
         if is_granted:
             text = f"runs to {goal}, with {len(current.runs)} of {current.size}"

@@ -142,10 +142,10 @@ class TwoDGittins:
         measure = past.textbook_index if self.index == "textbook" else past.index
         for level, limit_gpu_s in enumerate((*self.limits_gpu_s, inf)):
             ahead_gpu_s = self.delta_gpu_s or limit_gpu_s
-            jobs = [index[job] for job in queues.waits[level] if job in index]
+            jobs = [index[job] for job in queues.waiting[level] if job in index]
             values = {job.id: measure(queues.attained_gpu_s(job), ahead_gpu_s) for job in jobs}
             jobs.sort(key=lambda job: (-values[job.id], submission(job)))
-            queues.waits[level] = tuple(job.id for job in jobs)
+            queues.waiting[level] = tuple(job.id for job in jobs)
 
 
 def _ratio(ending: int, cost_gpu_s: float) -> float:

@@ -152,7 +152,7 @@ def served(queues: MultilevelQueues, policy: TwoDLas) -> tuple[Plan, QueuesMemor
     service, grants = assign(queues, policy.chooser(queues.snapshot))
     after = queues.after(service)
     index = queues.snapshot.index
-    head = filter(None, map(index.get, islice(queues.waiting(), RANKED)))
+    head = filter(None, map(index.get, islice(queues.waiting_jobs(), RANKED)))
     ranking = tuple([job.id for job in head if job.phase in QUEUED_PHASES])
     reasons = LazyReasons(index, QueueReasons(queues, grants, service))
     review_s = policy.review_s(queues)
@@ -196,7 +196,7 @@ class QueueReasons:
         self._begun = {job.id: level for level, job in service.starts}
         self._level: dict[JobId, int] = {}
         self._granted: set[JobId] = set()
-        self._asked = 0
+        self._calls = 0
 
     def __call__(self, job_id: JobId) -> Reason:
         """Return the reason, with the queue (1 is served first) and the service as terms."""
@@ -204,13 +204,13 @@ class QueueReasons:
         job = snapshot.index[job_id]
         return forced_reason(snapshot, job) or self._by_queue(job)
 
-    def _found(self, job: JobId) -> tuple[int, bool]:
+    def _queue_of(self, job: JobId) -> tuple[int, bool]:
         """Return the job's queue, and whether it has GPUs; a table is built after MANY calls."""
         if job in self._begun:
             return self._begun[job], True
-        self._asked += 1
-        queues = (*enumerate(self._queues.waits), *enumerate(self._queues.runs))
-        if self._asked < MANY:
+        self._calls += 1
+        queues = (*enumerate(self._queues.waiting), *enumerate(self._queues.running))
+        if self._calls < MANY:
             level = next((level for level, queue in queues if job in queue), 0)
             return level, job in map(_job, self._grants)
         if not self._level:
@@ -220,7 +220,7 @@ class QueueReasons:
         return self._level.get(job, 0), job in self._granted
 
     def _by_queue(self, job: Job) -> Reason:
-        level, runs = self._found(job.id)
+        level, runs = self._queue_of(job.id)
         attained_gpu_s = self._queues.attained_gpu_s(job)
         terms = (Term("queue", level + 1), Term("attained_gpu_s", attained_gpu_s))
         if runs:

@@ -42,7 +42,7 @@ class BestSoFar:
         """Build the function from the values `seen` at their times, while GPUs were `held`."""
         sign = -1.0 if maximize else 1.0
         lowest, bettered = float("inf"), []
-        for at_s, value in sorted(seen, key=lambda found: found[0]):
+        for at_s, value in sorted(seen, key=lambda point: point[0]):
             if isfinite(value) and sign * value < lowest:
                 lowest = sign * value
                 bettered.append((at_s, value))

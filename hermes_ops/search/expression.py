@@ -102,14 +102,14 @@ def parse(source: str) -> Node:
     blanked, words = _scan(source)
     shift = len(blanked) - len(blanked.lstrip())
     try:
-        made = ast.parse(blanked.strip(), mode="eval")
+        tree = ast.parse(blanked.strip(), mode="eval")
     except SyntaxError as error:
         place = f" at character {error.offset + shift}" if error.offset else ""
         fix = "correct it there; a parameter named by a keyword of Python stands in braces, {name}"
         raise ConstraintError(f"no expression{place}", fix) from None
     except (RecursionError, MemoryError, ValueError):
         raise ConstraintError("an expression too complicated to read", "make it shorter") from None
-    return _TreeBuilder(words, shift).convert(made.body)
+    return _TreeBuilder(words, shift).convert(tree.body)
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -40,7 +40,7 @@ class GridSampler:
         if not self._positions:
             raise ValueError("no combination satisfies the constraints")
         self._combinations = Combinations(feasible.space)
-        self._known = len(points)
+        self._point_count = len(points)
         places = {self._combinations.position(feasible.canonical(point)) for point in points}
         self._taken = sorted(bisect_left(self._positions, place) for place in places)
 
@@ -57,7 +57,7 @@ class GridSampler:
         """Return the combination of that number."""
         if self.exhausted(number):
             raise IndexError(f"the grid has {self.size} combinations: there is no number {number}")
-        place = number - self._known
+        place = number - self._point_count
         for taken in self._taken:  # ascending: each one at or before this place shifts it by one
             place += taken <= place
         return self._combinations.at(self._positions[place])
@@ -109,7 +109,7 @@ class RandomSampler:
         self._feasible = feasible
         self._seed = seed
         self._points = tuple(points)
-        self._known = frozenset(map(key_of, self._points))
+        self._point_count = frozenset(map(key_of, self._points))
         self._witnesses = witnesses(feasible) if feasible.constraints else ()
         if feasible.constraints and not self._witnesses:
             raise ValueError("no configuration was found that satisfies the constraints")
@@ -134,7 +134,7 @@ class RandomSampler:
         """Return the first feasible draw that is not one of the points to evaluate."""
         for drawn in self._draws(number):
             config = from_units(self._feasible.space, drawn)
-            if key_of(config) not in self._known and self._feasible.holds(config):
+            if key_of(config) not in self._point_count and self._feasible.holds(config):
                 return config
         return from_units(self._feasible.space, self.units(number))
 

@@ -77,8 +77,8 @@ class Contender:
             knowledge["capacities"] = self.capacities
         options = dict(self.parameters)
         guards = GuardOptions.parse(options if self.guards else {})
-        own = without_guards(options) if self.guards else options
-        policy = make_policy(self.policy, own, knowledge)
+        policy_options = without_guards(options) if self.guards else options
+        policy = make_policy(self.policy, policy_options, knowledge)
         policy = guards.around(policy) if self.guards else policy
         if self.quota is not None:
             quantum = Quantum(guards.k if self.guards else 0.0, guards.default_switch_s)

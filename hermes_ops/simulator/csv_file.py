@@ -79,11 +79,11 @@ class CsvFile:
 
     def above_zero(self, line: int, row: Mapping[str, str], column: str) -> float:
         """Return a finite number above 0; note a problem and return 1 for another value."""
-        known = len(self.problems)
+        problem_count = len(self.problems)
         value = self.number(line, row, column)
         if value > 0:
             return value
-        if len(self.problems) == known:
+        if len(self.problems) == problem_count:
             self.add(line, f"{column} {row[column]!r}", "a number above 0")
         return 1.0
 

@@ -87,8 +87,8 @@ class DeclaredSteps:
         """Return the batch that the job chooses by itself; of equals the smallest."""
         if self.noise is None:
             return self.batch
-        own = (step.batch for step in self.steps if step.gpus == gpus)
-        return max(own, key=lambda batch: self._speed(gpus, batch))
+        batches = (step.batch for step in self.steps if step.gpus == gpus)
+        return max(batches, key=lambda batch: self._speed(gpus, batch))
 
     def _speed(self, gpus: int, batch: int) -> float:
         """Return the progress a second, in samples of the least batch."""

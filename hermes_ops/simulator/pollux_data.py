@@ -272,4 +272,4 @@ def _workloads(
         _check_request(table, line, job, applications[job.application][0])
         jobs[key].append(job)
     table.close()
-    return {key: tuple(found) for key, found in jobs.items()}
+    return {key: tuple(of_workload) for key, of_workload in jobs.items()}

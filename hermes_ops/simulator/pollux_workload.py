@@ -80,8 +80,8 @@ class StepTimes:
         rows = self._table.measured.get(min(rotations))
         if rows is None:
             nodes, gpus = np.full(len(local), len(placement)), np.full(len(local), sum(placement))
-            found = self._between(np.column_stack((nodes, gpus, local)).astype(np.float64))
-            return found[:, 0], found[:, 1]
+            times = self._between(np.column_stack((nodes, gpus, local)).astype(np.float64))
+            return times[:, 0], times[:, 1]
         step, sync = (
             np.interp(local, rows[:, 0], rows[:, column], left=np.nan, right=np.nan)
             for column in (1, 2)
@@ -188,8 +188,8 @@ class PolluxModel:
             local, passes = self._chosen(placement, epoch)
         else:
             local, passes = (int(part[0]) for part in split(self.batch_range, gpus, [batch]))
-        found = self.times.seconds(placement, np.array([local]))
-        step_s, sync_s = float(found[0][0]), float(found[1][0])
+        step_times = self.times.seconds(placement, np.array([local]))
+        step_s, sync_s = float(step_times[0][0]), float(step_times[1][0])
         if not step_s > 0:
             raise self.hole(placement, local)
         total = gpus * local * passes
@@ -332,7 +332,7 @@ Jobs = dict[tuple[float, int], tuple[PolluxJob, ...]]
 @lru_cache(maxsize=2)  # one reading for all workloads of a process, and one table of paces
 def _models(folder: Path, written_ns: int) -> tuple[Models, Jobs]:  # noqa: ARG001  # newer: again
     data = read_pollux(folder)
-    models = {name: PolluxModel(found) for name, found in data.applications.items()}
+    models = {name: PolluxModel(application) for name, application in data.applications.items()}
     return models, dict(data.workloads)
 
 

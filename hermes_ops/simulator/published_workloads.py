@@ -72,7 +72,7 @@ WORKLOADS: Mapping[str, PublishedWorkload] = {
 def published_workload(name: str) -> PublishedWorkload:
     """Return the workload of that name; raise ConfigError for an unknown one."""
     if name not in WORKLOADS:
-        known = ", ".join(sorted(WORKLOADS))
-        problem = Problem("--workload", repr(name), known, "name one of these")
+        names = ", ".join(sorted(WORKLOADS))
+        problem = Problem("--workload", repr(name), names, "name one of these")
         raise ConfigError("the command line", (problem,))
     return WORKLOADS[name]

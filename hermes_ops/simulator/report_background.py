@@ -31,7 +31,7 @@ PATIENCE_S = 30.0
 def background(
     tracker: Tracker,
     config: SweepConfig,
-    found: CollectedSweep,
+    collected: CollectedSweep,
     *,
     patience_s: float = PATIENCE_S,
     clock: Callable[[], float] = time.monotonic,
@@ -43,24 +43,25 @@ def background(
     """
     facts = Background(
         config=config,
-        policy=found.run.tags.get("hermes.policy", ""),
-        closed=found.run.tags.get("hermes.closed") or found.run.tags.get("hermes.failed", ""),
-        started_s=found.run.started_ms / 1_000,
-        checkpoint_s=dict(_checkpoints_s(found.trials)),
-        endings={t.number: _ending(t) for t in found.trials if t.state in RUN_STATUS},
-        nights=earlier_nights(tracker, found.run, config.nightly.compare),
+        policy=collected.run.tags.get("hermes.policy", ""),
+        closed=collected.run.tags.get("hermes.closed")
+        or collected.run.tags.get("hermes.failed", ""),
+        started_s=collected.run.started_ms / 1_000,
+        checkpoint_s=dict(_checkpoints_s(collected.trials)),
+        endings={t.number: _ending(t) for t in collected.trials if t.state in RUN_STATUS},
+        nights=earlier_nights(tracker, collected.run, config.nightly.compare),
     )
-    if found.run.state not in RUN_STATUS:
+    if collected.run.state not in RUN_STATUS:
         return replace(facts, no_alternatives="the sweep has not ended yet.")
     try:
-        facts = replace(facts, stops=stops_of(tracker, found.run.ref))
-        record = reconstruct(history_of(config, found, facts.stops))
+        facts = replace(facts, stops=stops_of(tracker, collected.run.ref))
+        record = reconstruct(history_of(config, collected, facts.stops))
     except Exception as error:  # even a defect here must not prevent the report
         log.warning("The sweep's record could not be read for its report.", exc_info=True)
         return replace(facts, no_alternatives=_one_line(error))
     best, best_s = record.measured.best, record.measured.time_to_best_s
     facts = replace(facts, best_finished=best, time_to_best_s=best_s)
-    without = {t.number for t in found.summary.trials if not t.can_be_best}
+    without = {t.number for t in collected.summary.trials if not t.can_be_best}
     return _with_replays(facts, record, without, patience_s, clock)
 
 

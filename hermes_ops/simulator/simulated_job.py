@@ -146,10 +146,10 @@ class SimulatedJob:
 
     def measures_step(self, now_s: float) -> bool:
         """Note the step time of the current GPUs and batch; return whether either is a new one."""
-        since_s, known = self.training_since_s, (len(self.step_times), self.batch_trained)
+        since_s, measured_before = self.training_since_s, (len(self.step_times), self.batch_trained)
         if since_s is not None and now_s > since_s:
             self._note_step()
-        return (len(self.step_times), self.batch_trained) != known
+        return (len(self.step_times), self.batch_trained) != measured_before
 
     def _note_step(self) -> None:
         if self.seen - self.seen_at_start < self.speed_reports:

@@ -173,7 +173,7 @@ class _Cells:
             self.refuse("row", f"{len(row)} cells", f"{len(header)}, as in the header")
             row = [*row, *[""] * len(header)]
         self._cells = {n: cell.strip() for n, cell in zip(header, row, strict=False)}
-        self._whole = len(self.problems) == 0
+        self._is_valid = len(self.problems) == 0
 
     def refuse(self, where: str, found: str, allowed: str, fix: str = "correct the line") -> None:
         """Add a problem."""
@@ -182,7 +182,7 @@ class _Cells:
     def work(self) -> Work:
         """Return the job, with default values for cells with problems."""
         model = self._cells.get("model") or None
-        if self._whole and not self._cells["job_id"]:
+        if self._is_valid and not self._cells["job_id"]:
             self.refuse("job_id", "nothing", "any text")
         submitted_s, seconds = self._number("submit_time_s"), self._number("duration_s")
         gpus = self._whole_number("num_gpus")
@@ -219,7 +219,7 @@ class _Cells:
         return self._refused(name, 0.0)
 
     def _refused(self, name: str, stand_in: float) -> float:
-        if self._whole:
+        if self._is_valid:
             allowed = "a number above 0" if stand_in else "a number of at least 0"
             self.refuse(name, repr(self._cells[name]), allowed)
         return stand_in
@@ -232,8 +232,8 @@ class _Cells:
         text = self._cells.get(name, "")
         if not text and name not in REQUIRED:
             return None
-        number = _whole(text)
-        if number is None and self._whole:
+        number = _is_valid(text)
+        if number is None and self._is_valid:
             self.refuse(name, repr(text), "a whole number of at least 1")
         return number
 
@@ -242,7 +242,7 @@ class _Cells:
 
         `gpus`: those that its user requests; None: that cell has a problem.
         """
-        if not self._whole:
+        if not self._is_valid:
             return None
         noise = self._cells.get("noise_scale")
         if not self._cells.get("step_times"):
@@ -269,7 +269,7 @@ class _Cells:
             self.refuse("step_times", f"no entry of {gpus} GPUs", "one of num_gpus", fix)
             return None
         limits, text = training.batch_range, self._cells.get("batch_size", "")
-        batch = _whole(text) or 0
+        batch = _is_valid(text) or 0
         if not limits.initial <= batch <= limits.most:
             allowed = f"a whole number from {limits.initial} to {limits.most}, as in step_times"
             self.refuse("batch_size", repr(text), allowed, "name the batch that its user requests")
@@ -307,7 +307,7 @@ class _Cells:
         return Costs(**{name: self._optional(name, 0.0) for name in names})
 
 
-def _whole(text: str) -> int | None:
+def _is_valid(text: str) -> int | None:
     """Return the whole number above 0, of at most MOST_DIGITS, that the text is; else None."""
     number = int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else 0
     return number or None

@@ -206,7 +206,7 @@ def read_disturbances(path: Path) -> tuple[NodeFailure | Interference, ...]:
     table = CsvFile(path, COLUMNS, "the file of disturbances")
     drawn = [_disturbance(table, line, row) for line, row in table.rows()]
     table.close()
-    return tuple(found for found in drawn if found is not None)
+    return tuple(disturbance for disturbance in drawn if disturbance is not None)
 
 
 def _disturbance(

@@ -138,9 +138,9 @@ class _HomeCopy:
             ).tree()
         self.copy.tree(
             name,
-            lambda found: (
-                found in {result, checkpoints}
-                or bool(_SEGMENT_FILES.fullmatch(found) or _SENT.fullmatch(found))
+            lambda entry: (
+                entry in {result, checkpoints}
+                or bool(_SEGMENT_FILES.fullmatch(entry) or _SENT.fullmatch(entry))
             ),
         )
 

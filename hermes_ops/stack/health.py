@@ -130,18 +130,18 @@ def problems(stack: StackRecord) -> dict[str, str]:
     What cannot be known now is no problem: the heartbeats of Airflow's components while its API
     server or its database is away.
     """
-    found = {
+    problem_of = {
         c.program: c.probe() for c in (api_check(stack.airflow_url), mlflow_check(stack.mlflow_url))
     }
-    found["controller"] = _controller_problem(stack.metrics_url)
+    problem_of["controller"] = _controller_problem(stack.metrics_url)
     health = _get(f"{stack.airflow_url}/api/v2/monitor/health")
     document = health.json() if health is not None and health.status_code == 200 else {}
     if (document.get("metadatabase") or {}).get("status") == "healthy":
         for part, program in COMPONENT_PROGRAMS.items():
             row = document.get(part) or {}
             if row.get("status") != "healthy":
-                found[program] = f"no heartbeat since {row.get(f'latest_{part}_heartbeat')}"
-    return {program: problem for program, problem in found.items() if problem}
+                problem_of[program] = f"no heartbeat since {row.get(f'latest_{part}_heartbeat')}"
+    return {program: problem for program, problem in problem_of.items() if problem}
 
 
 def _controller_problem(metrics_url: str) -> str | None:

@@ -45,8 +45,8 @@ def import_sweep(source: str, options: DraftOptions, form: SourceFormat | None =
         if document.problems:
             raise ConfigError(str(path), tuple(problem for _, problem in document.problems))
         converters = {SourceFormat.KATIB: katib.convert, SourceFormat.WANDB: wandb_sweep.convert}
-        found = form or _recognised(document.data, str(path))
-        draft = converters[found](_mapping(document.data, str(path)), str(path), options)
+        recognised = form or _recognised(document.data, str(path))
+        draft = converters[recognised](_mapping(document.data, str(path)), str(path), options)
     draft.check()
     return draft
 

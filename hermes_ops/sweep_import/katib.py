@@ -132,8 +132,8 @@ class _KatibConversion(Conversion):
             self.note("search.max_trials", "no `maxTrialCount`; set it, or use --max-trials")
         if self.of_spec("algorithm").get("algorithmSettings"):
             self.note("search", "the algorithm's settings are left out")
-        found = self.affordable(_ALGORITHMS[algorithm], trials, space)
-        return {"algorithm": found, "max_trials": trials}
+        algorithm_name = self.affordable(_ALGORITHMS[algorithm], trials, space)
+        return {"algorithm": algorithm_name, "max_trials": trials}
 
     def _budget(self) -> dict[str, Any]:
         epochs = self.options.max_epochs
@@ -295,14 +295,14 @@ class _Trial(Conversion):
         if gpus is not None:
             place = f"{where}.resources, {GPU_RESOURCE}"
             section["gpus"] = self.whole_number(gpus, place, "write how many GPUs a trial has")
-        own: dict[str, Any] = {
+        pod_keys: dict[str, Any] = {
             "image": container.get("image"),
             "requests": {k: str(v) for k, v in requests.items()} or None,
             "limits": {k: str(v) for k, v in limits.items()} or None,
             "node_selector": dict(self.inside(pod, pod_place, "nodeSelector")) or None,
             "environment": self._environment(container, where) or None,
         }
-        section["pod"] = {key: value for key, value in own.items() if value is not None}
+        section["pod"] = {key: value for key, value in pod_keys.items() if value is not None}
         self._note_rest(pod, container)
         return section
 

@@ -277,8 +277,8 @@ class StudySpace:
         groups = _groups(axes, trials)
         conditions = {}
         for name, numbers in having.items():
-            found = (d for d, group in groups.items() if group == numbers < having[d[0]])
-            if (condition := next(found, None)) is not None:
+            matching = (d for d, group in groups.items() if group == numbers < having[d[0]])
+            if (condition := next(matching, None)) is not None:
                 conditions[name] = condition
         return cls(axes, conditions)
 

@@ -86,10 +86,10 @@ class _WandbConversion(Conversion):
         if goal not in (None, "minimize", "maximize"):
             raise self.refused("metric.goal", quoted(goal), "minimize or maximize", "correct it")
         given = {"direction": goal, "target": target}
-        said = {key: value for key, value in given.items() if value is not None}
-        if said and metric.get("name") not in (None, name):
-            self.renamed_objective(metric["name"], said)
-        return {"metric": name, **said}
+        stated = {key: value for key, value in given.items() if value is not None}
+        if stated and metric.get("name") not in (None, name):
+            self.renamed_objective(metric["name"], stated)
+        return {"metric": name, **stated}
 
     def _search(self, space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         method = self.data.get("method")

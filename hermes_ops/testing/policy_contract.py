@@ -256,8 +256,8 @@ class PolicyContract:
         jobs = len(workload.jobs)
         bound_s = 2 * max(round_s, jobs * round_s) + jobs * round_s
         for work in workload.jobs:
-            own = [s for s in run.segments if s.job == work.id]
-            assert all(b.begin_s - a.end_s <= bound_s for a, b in pairwise(own))
+            of_job = [s for s in run.segments if s.job == work.id]
+            assert all(b.begin_s - a.end_s <= bound_s for a, b in pairwise(of_job))
 
 
 def later(snapshot: Snapshot, seconds: float) -> Snapshot:

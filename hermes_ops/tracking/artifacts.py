@@ -278,12 +278,12 @@ def _not_ours(source: str, found: str) -> ConfigError:
 
 def json_objects(content: bytes) -> list[dict[str, Any]]:
     """Return the JSON objects of a document with one a line; skip what is none."""
-    found = []
+    objects = []
     for line in content.splitlines():
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            found.append(value)
-    return found
+            objects.append(value)
+    return objects

@@ -41,11 +41,11 @@ class Deletion:
 
     def sweeps(self) -> tuple[SweepRun, ...]:
         """Return every sweep that is not deleted."""
-        return tuple(sweep_of(r) for r in self._runs({KIND: "sweep"}, "ACTIVE_ONLY"))
+        return tuple(sweep_of(r) for r in self._search_runs({KIND: "sweep"}, "ACTIVE_ONLY"))
 
     def runs_of(self, sweep: str) -> RunsOfSweep:
         """Return the runs of a sweep, including those in the trash."""
-        runs = [r for r in self._runs({SWEEP: sweep}, "ALL") if has_tags(r, {SWEEP: sweep})]
+        runs = [r for r in self._search_runs({SWEEP: sweep}, "ALL") if has_tags(r, {SWEEP: sweep})]
         trials = [r for r in runs if tags_of(r).get(TRIAL, "").isdigit()]
         parents = [r for r in runs if tags_of(r).get(KIND) == "sweep"]
         ids = [r["info"]["run_id"] for r in runs]
@@ -104,7 +104,7 @@ class Deletion:
         for run in self._search([experiment], {_PARENT: run_id}, "ALL"):
             yield str(run["info"]["run_id"])
 
-    def _runs(self, tags: dict[str, str], view: str) -> Iterator[dict[str, Any]]:
+    def _search_runs(self, tags: dict[str, str], view: str) -> Iterator[dict[str, Any]]:
         search = {"max_results": _PAGE, "view_type": view}
         experiments = [
             e["experiment_id"]

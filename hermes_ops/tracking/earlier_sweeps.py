@@ -153,8 +153,8 @@ def last_best_config(
 
     A sweep whose objective was another one does not count.
     """
-    found = map(_night, _ended_nights(tracker, experiment, schedule))
-    return next((n.config for n in found if n.config and n.objective in ("", objective)), None)
+    nights = map(_night, _ended_nights(tracker, experiment, schedule))
+    return next((n.config for n in nights if n.config and n.objective in ("", objective)), None)
 
 
 def earlier_nights(tracker: Tracker, sweep: SweepRun, count: int) -> tuple[Night, ...]:

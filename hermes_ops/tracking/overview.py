@@ -112,7 +112,7 @@ class Overview:
         points_of: dict[str, list[LatestMetric]] = defaultdict(list)
         for entry in answer.get("metrics", ()):
             points_of[entry["run_id"]].append(metric_of(entry))
-        return {run: curve_of(found) for run, found in points_of.items()}
+        return {run: curve_of(curve_points) for run, curve_points in points_of.items()}
 
 
 def _kept(metric: SecondaryMetric) -> Iterator[str]:

@@ -107,8 +107,8 @@ def number_in(tag: str | None) -> float | None:
 
 def number_pairs(key: str, tags: Mapping[str, str]) -> Iterator[tuple[float, float]]:
     """Yield the pairs of numbers of a tag that holds a JSON list of them; skip what is none."""
-    found = joined_json(key, tags)
-    for pair in found if isinstance(found, list) else ():
+    pairs = joined_json(key, tags)
+    for pair in pairs if isinstance(pairs, list) else ():
         match pair:
             case [int() | float() as first, int() | float() as second]:
                 yield float(first), float(second)

@@ -124,8 +124,8 @@ class Tracker:
         experiment = self._experiment_named(experiment_name) if experiment_name else None
         runs = self._search([experiment["experiment_id"]], key) if experiment else []
         if not runs:
-            found = self._search([e["experiment_id"] for e in self._experiments()], key)
-            runs = [r for r in found if experiment_name in (None, tags_of(r).get(NAME))]
+            matching = self._search([e["experiment_id"] for e in self._experiments()], key)
+            runs = [r for r in matching if experiment_name in (None, tags_of(r).get(NAME))]
         if not runs:
             return None
         return SweepRef(sweep_id, runs[0]["info"]["experiment_id"], runs[0]["info"]["run_id"])
@@ -247,7 +247,7 @@ class Tracker:
         They are sorted by trial, then by time.
         """
         runs = self._search([sweep.experiment_id], {SWEEP: sweep.sweep_id})
-        own = next((r for r in runs if r["info"]["run_id"] == sweep.parent_run_id), None)
+        parent = next((r for r in runs if r["info"]["run_id"] == sweep.parent_run_id), None)
         trials: dict[tuple[int, str], TrialRun] = {}
         for run in filter(is_numbered, runs):
             trial, kind = trial_of(run), tags_of(run).get(KIND, "")
@@ -258,7 +258,7 @@ class Tracker:
             elif kind == TRIAL_KIND:  # of two runs the oldest is the trial's
                 trials.setdefault((trial.number, ""), trial)
         in_order = sorted(trials.values(), key=lambda t: (t.number, t.started_ms, t.run_id))
-        return None if own is None else sweep_of(own), tuple(in_order)
+        return None if parent is None else sweep_of(parent), tuple(in_order)
 
     def set_aside(self, trial: TrialRun, reason: str) -> None:
         """Detach a trial's run from its sweep, so that `open_trial` creates another; keep it."""

@@ -47,17 +47,19 @@ def fetch_trial_timelines(tracker: Tracker, sweep: SweepRef) -> tuple[TrialTimel
 
     Raise Unavailable if MLflow does not answer.
     """
-    own, runs = tracker.every_run(sweep)
-    starts_ms = [run.started_ms for run in runs] if own is None else [own.started_ms]
+    parent, runs = tracker.every_run(sweep)
+    starts_ms = [run.started_ms for run in runs] if parent is None else [parent.started_ms]
     began_s = min(starts_ms, default=0) / 1_000
     timelines = groupby(runs, key=lambda run: run.number)
-    return tuple(_timeline(own, began_s, number, tuple(of_trial)) for number, of_trial in timelines)
+    return tuple(
+        _timeline(parent, began_s, number, tuple(of_trial)) for number, of_trial in timelines
+    )
 
 
 def _timeline(
-    own: SweepRun | None, began_s: float, number: int, runs: Sequence[TrialRun]
+    parent: SweepRun | None, began_s: float, number: int, runs: Sequence[TrialRun]
 ) -> TrialTimeline:
-    tags = {} if own is None else own.tags
+    tags = {} if parent is None else parent.tags
     spans = [*ended_spans_of(tags), *_ended_spans(runs)]
     segments = dict.fromkeys(segment for run in runs for segment in _segments(run))
     added_s = [at_s for first, at_s in _extensions(tags) if number >= first]

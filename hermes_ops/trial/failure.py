@@ -278,8 +278,8 @@ def _without_launcher(lines: list[str]) -> list[str]:
     if error is None or error.kind not in _LAUNCHERS:
         return lines
     starts = [n for n in range(error.place) if _TRACEBACK in lines[n]]
-    own = [n for n in lines[: starts[-1]] if not _is_launcher_log(n)] if starts else []
-    return _without_torn_traceback(own) or lines
+    script_lines = [n for n in lines[: starts[-1]] if not _is_launcher_log(n)] if starts else []
+    return _without_torn_traceback(script_lines) or lines
 
 
 def _without_torn_traceback(lines: list[str]) -> list[str]:

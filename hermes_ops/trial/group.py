@@ -95,11 +95,11 @@ def settings_without_effect(environment: Mapping[str, str]) -> str:
 
     Empty if it has none of them.
     """
-    found = [key for key, (name, value) in _OF_FIT.items() if environment.get(name) == value]
-    if not found:
+    settings = [key for key, (name, value) in _OF_FIT.items() if environment.get(name) == value]
+    if not settings:
         return ""
     return (
-        f"{' and '.join(found)}: without effect, as the script does not train by Model.fit of "
+        f"{' and '.join(settings)}: without effect, as the script does not train by Model.fit of "
         "Keras: let it scale its learning rate by WORLD_SIZE, and stop where it can, itself"
     )
 

@@ -74,8 +74,8 @@ def _report_import(name: str) -> None:
         changed = import_variables(os.environ) != _environment
         paths = (os.environ.get("PYTHONPATH") or "/").split(os.pathsep)
         relative = [path or os.curdir for path in paths if not path.startswith("/")]
-        own = importlib.machinery.PathFinder.find_spec(name, [*sys.path[:1], *relative])
-        is_scripts_own = own is not None
+        script_spec = importlib.machinery.PathFinder.find_spec(name, [*sys.path[:1], *relative])
+        is_scripts_own = script_spec is not None
         send({"kind": "import", "name": name, "ahead": not (changed or is_scripts_own)})
 
 
@@ -218,8 +218,8 @@ _IMPORT_NAMES = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR"
 
 def without_temporary_folder(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the segment's own TMPDIR, for what outlives the segment."""
-    own = environment.get(TEMPORARY_VARIABLE)
-    return {k: v for k, v in environment.items() if k != "TMPDIR" or v != own}
+    temporary = environment.get(TEMPORARY_VARIABLE)
+    return {k: v for k, v in environment.items() if k != "TMPDIR" or v != temporary}
 
 
 def import_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -411,7 +411,7 @@ def _start_workers(
 
     children = start_processes(
         worker_environments(environment, places.addresses),
-        lambda own: _start_standby(options, supervisor, own),
+        lambda inherited: _start_standby(options, supervisor, inherited),
         _command(options),
         options.directory,
         reaper,
@@ -476,14 +476,14 @@ def _cannot_start(options: SegmentOptions, error: OSError, has_trained: bool) ->
 
 
 def environment(
-    options: SegmentOptions, folder: Folder, token: str, own: Mapping[str, str]
+    options: SegmentOptions, folder: Folder, token: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the script's environment: our own, the trial's files, and the path of the hook.
 
     A fixed hash seed makes sets and dictionaries of a resumed script iterate as they did before.
     """
-    result = dict(own)
-    path = [p for p in (SITE, own.get("PYTHONPATH", "")) if p]
+    result = dict(inherited)
+    path = [p for p in (SITE, inherited.get("PYTHONPATH", "")) if p]
     result.update(
         PYTHONPATH=os.pathsep.join(path),
         HERMES_TRIAL_DIR=str(folder.root),
@@ -492,8 +492,8 @@ def environment(
         HERMES_STARTED_S=repr(time.time()),
     )
     result[SEGMENT_VARIABLE] = token
-    result[RUN_VARIABLE] = own.get("MLFLOW_RUN_ID", "")
-    result[URI_VARIABLE] = own.get("MLFLOW_TRACKING_URI", "")
+    result[RUN_VARIABLE] = inherited.get("MLFLOW_RUN_ID", "")
+    result[URI_VARIABLE] = inherited.get("MLFLOW_TRACKING_URI", "")
     result.setdefault("PYTHONUNBUFFERED", "1")
     result.setdefault("PYTHONHASHSEED", "0")
     for name, value in (

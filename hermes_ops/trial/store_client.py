@@ -49,8 +49,10 @@ class StoreClient:
 
     def _address(self) -> str:
         if not self._resolved:
-            known = socket.getaddrinfo(self._host, self._port, socket.AF_INET, socket.SOCK_STREAM)
-            self._resolved = str(known[0][4][0])
+            addresses = socket.getaddrinfo(
+                self._host, self._port, socket.AF_INET, socket.SOCK_STREAM
+            )
+            self._resolved = str(addresses[0][4][0])
         return self._resolved
 
 

@@ -127,10 +127,10 @@ def lone_worker_environment(
     TF_CONFIG. All else is as without workers: Horovod's size is 1, and no group is there.
     """
     place, master = RankPlace(0, 0, 1, 0, 1), (LOOPBACK, port)
-    own = {**_torchrun_variables(0, 1, place, master), **_jax_variables(place, master)}
+    variables = {**_torchrun_variables(0, 1, place, master), **_jax_variables(place, master)}
     if task_port is not None:
-        own["TF_CONFIG"] = _tf_config(0, [f"{LOOPBACK}:{task_port}"])
-    return {**_LOOPBACK_ALONE, **environment, **own}
+        variables["TF_CONFIG"] = _tf_config(0, [f"{LOOPBACK}:{task_port}"])
+    return {**_LOOPBACK_ALONE, **environment, **variables}
 
 
 def _jax_variables(place: RankPlace, master: tuple[str, int]) -> dict[str, str]:

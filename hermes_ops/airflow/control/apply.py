@@ -411,9 +411,9 @@ class Applier:
         changes: dict[str, list[TaskRank]] = {}
         for sweep in sweeps.values():
             subject = Subject(sweep.id)
-            found = self.faults.attempt(subject, RANK, ranks_of, sweep, order, leases, revoked)
-            if found is not None and found.value:
-                changes[sweep.id] = found.value
+            ranked = self.faults.attempt(subject, RANK, ranks_of, sweep, order, leases, revoked)
+            if ranked is not None and ranked.value:
+                changes[sweep.id] = ranked.value
         try:
             self.metadata.rerank([rank for ranks in changes.values() for rank in ranks])
         except Exception as error:  # a row of one sweep must not leave the others without a slot

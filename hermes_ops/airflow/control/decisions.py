@@ -185,7 +185,7 @@ def read_of_trial(sweep: str, number: int) -> list[dict[str, Any]] | None:
         return None
     with path.open("rb") as file:
         lines = b"".join(line for line in file if named.search(line))
-    return [found for found in json_objects(lines) if found.get("trial") == number]
+    return [decision for decision in json_objects(lines) if decision.get("trial") == number]
 
 
 def read_tail(sweep: str) -> list[dict[str, Any]]:

@@ -61,8 +61,8 @@ class CurveFeed:
 
         with self._lock:
             for gone in set(self._readers) - set(specs):
-                for known in (self._readers, self._curves, self._read_at):
-                    known.pop(gone, None)
+                for by_sweep in (self._readers, self._curves, self._read_at):
+                    by_sweep.pop(gone, None)
             for sweep, spec in specs.items():
                 if sweep not in self._readers:
                     config = spec.config

@@ -172,21 +172,21 @@ class Granting:
 
         None while a slow search has not answered.
         """
-        configs = self._known(sweep)
+        configs = self._drawn_configs(sweep)
         unseen = trial.number not in configs
         if unseen:  # kept: MLflow holds on to the first one that it is told
-            config = self._asked(sweep, trial.number)
+            config = self._requested_config(sweep, trial.number)
             if config is None:
                 return None
             configs[trial.number] = config
         return configs[trial.number], unseen
 
-    def _asked(self, sweep: SweepState, number: int) -> dict[str, Any] | None:
+    def _requested_config(self, sweep: SweepState, number: int) -> dict[str, Any] | None:
         if not self._is_slow(sweep, number):
             return sweep.draw(number)
         return self.searches.pop_answer(sweep.id, number)
 
-    def _known(self, sweep: SweepState) -> dict[int, dict[str, Any]]:
+    def _drawn_configs(self, sweep: SweepState) -> dict[int, dict[str, Any]]:
         """Return configurations by trial: MLflow's, of a killed controller too, and ours."""
         if sweep.id not in self._configs:
             runs = self.tracker.trials(sweep.spec.ref)

@@ -305,7 +305,7 @@ class TrialCache:
     _jobs: dict[int, Made] = field(default_factory=dict)
     _losses: dict[int, tuple[Points, float | None]] = field(default_factory=dict)
     _times: dict[int, tuple[Points, _Spans, tuple[StepTime, ...]]] = field(default_factory=dict)
-    _waits: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _waiting_since: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def trial(self, row: TaskInstanceRow, records: Mapping[str, str]) -> TrialRecords:
         """Return the trial's decoded records; the same object where nothing has changed."""
@@ -330,9 +330,9 @@ class TrialCache:
         inputs = (points, sign, spans, since_s)
         cached = self._curves.get(trial.number)
         if cached is None or cached[0] != inputs:
-            known = 0 if cached is None else _known_points(cached[0], inputs)
-            begun = _NO_CURVE if cached is None or known == 0 else cached[1]
-            grown = begun.extended(curve(points[known:], sign, spans, since_s))
+            reusable = 0 if cached is None else _known_points(cached[0], inputs)
+            begun = _NO_CURVE if cached is None or reusable == 0 else cached[1]
+            grown = begun.extended(curve(points[reusable:], sign, spans, since_s))
             self._curves[trial.number] = cached = (inputs, grown)
         return cached[1]
 
@@ -344,10 +344,10 @@ class TrialCache:
         """
         before, lowest = self._losses.get(number, (_NO_POINTS, None))
         if before is not points:
-            known = len(before) if points[: len(before)] == before else 0
-            losses = [sign * value for _, value, _ in points[known:]]
+            compared = len(before) if points[: len(before)] == before else 0
+            losses = [sign * value for _, value, _ in points[compared:]]
             finite = [loss for loss in losses if isfinite(loss)]
-            earlier = [lowest] if known and lowest is not None else []
+            earlier = [lowest] if compared and lowest is not None else []
             lowest = min((*earlier, *finite), default=None)
             self._losses[number] = points, lowest
         return lowest
@@ -398,11 +398,11 @@ class TrialCache:
         That is when the set clock was first seen. Until the clock had caught up, a guard against
         waiting for ever would not count. None where the record is right.
         """
-        recorded, since_s = self._waits.get(number, (recorded_s, recorded_s))
+        recorded, since_s = self._waiting_since.get(number, (recorded_s, recorded_s))
         since_s = min(now_s, since_s if recorded == recorded_s else recorded_s)
         if since_s == recorded_s:
             return None
-        self._waits[number] = recorded_s, since_s
+        self._waiting_since[number] = recorded_s, since_s
         return since_s
 
 
@@ -468,8 +468,9 @@ class DeferredTrials:
         """Return when the segment began by the clock as it is set now, as of a moment ago."""
         read_s, start = self._starts.get(number, (-inf, None))
         if self.clock() - read_s >= START_PERIOD_S:
-            found = read_start(TrialFolder.from_sweep(sweep, number), epoch)
-            start = start if found == start else found  # the same object while it is unchanged
+            corrected = read_start(TrialFolder.from_sweep(sweep, number), epoch)
+            if corrected != start:  # the same object while it is unchanged
+                start = corrected
             self._starts[number] = (self.clock(), start)
         return start
 

@@ -291,7 +291,7 @@ class PoolMachines:
 
     def _machine(self, name: str) -> dict[str, Any]:
         slots, absence = self.machines.slots_of([name]), self.away.get(name)
-        known: dict[str, Any] = {"first_gpu": min(slots), "gpus": len(slots)}
+        machine: dict[str, Any] = {"first_gpu": min(slots), "gpus": len(slots)}
         if absence is not None:
-            known |= {"away_since_s": absence.since_s, "reason": absence.reason}
-        return known
+            machine |= {"away_since_s": absence.since_s, "reason": absence.reason}
+        return machine

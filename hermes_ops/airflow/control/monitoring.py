@@ -265,7 +265,9 @@ class Monitor:
 
     def observed_trials(self, trials: Mapping[str, Sequence[TrialRecords]], now_s: float) -> None:
         """Show what has been recorded of the trials of every sweep that runs, by sweep."""
-        age_s = max((oldest_checkpoint_s(found, now_s) for found in trials.values()), default=0.0)
+        age_s = max(
+            (oldest_checkpoint_s(records, now_s) for records in trials.values()), default=0.0
+        )
         self._checkpoint_s.labels(self._pool).set(age_s)
         for cause, failures in self._failed.new_failures(trials):
             self._failures.labels(self._pool, cause).inc(failures)

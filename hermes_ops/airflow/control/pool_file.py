@@ -180,8 +180,8 @@ def _interrupted(sweep: SweepState) -> Iterator[tuple[str, str]]:
     """
     from hermes_ops.airflow.control.interruptions import interruption_text
 
-    found = [(t.number, t.segment) for t in sweep.trials if t.segment and not t.has_ended]
-    for number, segment in sorted(found, key=lambda pair: -pair[1].interruptions):
+    segments = [(t.number, t.segment) for t in sweep.trials if t.segment and not t.has_ended]
+    for number, segment in sorted(segments, key=lambda pair: -pair[1].interruptions):
         if text := interruption_text(segment):
             yield str(number), text
 

@@ -111,7 +111,7 @@ class FailureCounter:
     twice.
     """
 
-    _known: dict[str, dict[int, int]] = field(default_factory=dict)
+    _failures_of: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def new_failures(
         self, trials: Mapping[str, Iterable[TrialRecords]]
@@ -120,12 +120,12 @@ class FailureCounter:
 
         `trials` are those of every sweep that runs, by the sweep's id.
         """
-        for gone in self._known.keys() - trials.keys():
-            del self._known[gone]
+        for gone in self._failures_of.keys() - trials.keys():
+            del self._failures_of[gone]
         for sweep, of_sweep in trials.items():
-            before = self._known.get(sweep)
+            before = self._failures_of.get(sweep)
             now = {t.number: t.segment for t in of_sweep if t.segment and t.segment.failures}
-            self._known[sweep] = {number: segment.failures for number, segment in now.items()}
+            self._failures_of[sweep] = {number: segment.failures for number, segment in now.items()}
             for number, segment in now.items() if before is not None else ():
                 more = segment.failures - (before or {}).get(number, 0)
                 if more > 0:

@@ -261,10 +261,10 @@ class QuotaInForce:
 def _version(path: Path) -> tuple[int, int, int] | None:
     """Return what changes when the file is replaced; None where it is not to be seen."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 HALF_LIVES = 5
@@ -298,11 +298,11 @@ def past_use(metadata: Metadata, pool: str, quota: PoolQuota, now_s: float) -> P
         of_runs = [
             (past.run.dag_id, list(_spans(metadata, past.run, pool, now_s))) for past in sweeps
         ]
-    spans = [span for _, found in of_runs for span in found]
+    spans = [span for _, run_spans in of_runs for span in run_spans]
     by_team = (
         (quota.team_of(user, airflow_team_of.get(dag, "")), start, end, gpus)
-        for dag, found in of_runs
-        for user, start, end, gpus in found
+        for dag, run_spans in of_runs
+        for user, start, end, gpus in run_spans
     )
     return PastUse(
         DecayedUse.from_spans(by_team, half_life_s, now_s),
@@ -323,8 +323,8 @@ def _spans(
         if segment is None:
             continue
         earlier = zip(segment.earlier_spans, segment.earlier_sizes, strict=False)
-        own = zip(segment.held_spans, segment.sizes, strict=False)
-        for (start_s, end_s), gpus in chain(earlier, own):
+        recorded = zip(segment.held_spans, segment.sizes, strict=False)
+        for (start_s, end_s), gpus in chain(earlier, recorded):
             yield user, start_s, end_s, gpus
         if segment.running and segment.began_s is not None:  # a pod that waits holds none
             yield user, segment.began_s, now_s, len(segment.gpus)

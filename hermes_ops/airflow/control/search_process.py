@@ -71,27 +71,27 @@ class SearchProcess:
     config: Mapping[str, Any]
     clock: Callable[[], float] = time.monotonic
     _answers: dict[int, dict[str, Any]] = field(default_factory=dict)
-    _asked: int | None = None
+    _requested: int | None = None
     _asked_s: float = 0.0
     _failed: dict[int, str] = field(default_factory=dict)
-    _told: dict[int, Observation] = field(default_factory=dict)
+    _observed: dict[int, Observation] = field(default_factory=dict)
     _process: subprocess.Popen[str] | None = None
 
     def ask(self, number: int, history: Sequence[Observation]) -> None:
         """Ask which configuration a trial has; nothing while a question is open."""
-        if self._asked is not None:
+        if self._requested is not None:
             return
         lines: list[Any] = []
         if self._process is None:
-            self._process, self._told = _started(), {}
+            self._process, self._observed = _started(), {}
             lines.append(self.config)
         for seen in history:
-            before = self._told.get(seen.number)
+            before = self._observed.get(seen.number)
             if before != seen:
                 lines.append(_message(seen, with_config=before is None))
-                self._told[seen.number] = seen
+                self._observed[seen.number] = seen
         lines.append({"ask": number})
-        self._asked, self._asked_s = number, self.clock()
+        self._requested, self._asked_s = number, self.clock()
         talk = (self._process, number, lines)
         name = f"search {number}"
         threading.Thread(target=self._converse, args=talk, daemon=True, name=name).start()
@@ -115,11 +115,11 @@ class SearchProcess:
     @property
     def is_asked(self) -> bool:
         """Return whether a question is open."""
-        return self._asked is not None
+        return self._requested is not None
 
     def give_up_if_late(self) -> None:
         """Give up the question if it has been open for too long."""
-        number = self._asked
+        number = self._requested
         if number is not None and self.clock() - self._asked_s > ANSWER_S:
             self._failed[number] = f"the search has given no answer for {ANSWER_S:.0f} s"
             self.close()
@@ -131,7 +131,7 @@ class SearchProcess:
 
     def close(self) -> None:
         """End the process; the next question starts another."""
-        process, self._process, self._asked = self._process, None, None
+        process, self._process, self._requested = self._process, None, None
         if process is not None:
             process.kill()
             process.wait()
@@ -154,7 +154,7 @@ class SearchProcess:
             self._failed[number] = str(answer.get("error") or ended)
             if "error" not in answer:
                 self.close()
-        self._asked = None
+        self._requested = None
         controller_wake_file().wake()
 
 

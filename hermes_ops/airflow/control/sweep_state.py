@@ -187,8 +187,8 @@ def owner(run: RunRow, named: object) -> str:
     A scheduled run belongs to the owner `named` in its sweep file, else to the first owner of its
     DAG in alphabetical order: the order in which Airflow writes them changes with every parsing.
     """
-    own = named if isinstance(named, str) else ""  # a record may hold anything
-    return run.triggered_by or own or min(map(str.strip, run.dag_owners.split(",")))
+    named_owner = named if isinstance(named, str) else ""  # a record may hold anything
+    return run.triggered_by or named_owner or min(map(str.strip, run.dag_owners.split(",")))
 
 
 def priority_class(run: RunRow, record: SweepRecord, config: SweepConfig) -> str:
@@ -453,9 +453,9 @@ class RunningSweeps:
 
     def _read_airflow_teams(self, metadata: Metadata) -> None:
         """Read which DAG is of which of Airflow's teams, where the quota names some."""
-        found = dag_teams(metadata, self._quota)
-        if found != self._airflow_team_of:
-            self._airflow_team_of = found
+        team_of = dag_teams(metadata, self._quota)
+        if team_of != self._airflow_team_of:
+            self._airflow_team_of = team_of
             self._put_into_teams()
 
     def refresh(self, metadata: Metadata) -> Mapping[str, SweepSpec]:

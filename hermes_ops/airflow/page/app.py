@@ -247,8 +247,8 @@ def explain_page(
         raise HTTPException(404, f"Airflow knows no sweep of the trial {trial!r}.")
     if not reader.reads_sweep(sweep):
         raise HTTPException(403, "You may not read the trials of this sweep's DAG.")
-    own = pool_of(sources.metadata.sweep(sweep))
-    chosen = own if own in pools else _chosen(pools, pool) or ""
+    pool_of_sweep = pool_of(sources.metadata.sweep(sweep))
+    chosen = pool_of_sweep if pool_of_sweep in pools else _chosen(pools, pool) or ""
     explanation = explain(chosen, sources.tracker, trial)
     return draw(
         "explain",

@@ -140,11 +140,11 @@ class PageSources:
     def pool_view(self, pool: str) -> PoolView:
         """Return the pool, at most FRESH_S old."""
         with self._lock:
-            known = self._pool_views.get(pool)
+            cached = self._pool_views.get(pool)
             # A negative age: the clock has been set back since.
-            if known is None or not 0 <= self.clock() - known.time_s <= FRESH_S:
-                known = self._pool_views[pool] = self._read_pool(pool)
-            return known
+            if cached is None or not 0 <= self.clock() - cached.time_s <= FRESH_S:
+                cached = self._pool_views[pool] = self._read_pool(pool)
+            return cached
 
     def _read_pool(self, pool: str) -> PoolView:
         running = self._sweeps.setdefault(
@@ -157,8 +157,8 @@ class PageSources:
         running.refresh(self.metadata)
         sweep_states = {s: SweepState.fetch(p, self.metadata, {}) for s, p in running.specs.items()}
         specs = running.specs.values()
-        own = [(s.run.dag_id, s.run.run_id, s.record.trial_task) for s in specs]
-        row = self.metadata.pool(pool, own)
+        trial_tasks = [(s.run.dag_id, s.run.run_id, s.record.trial_task) for s in specs]
+        row = self.metadata.pool(pool, trial_tasks)
         view = read_view(pool) or {}
         jobs = {j["id"]: j for j in view.get("jobs", ())}
         return PoolView(pool, self.clock(), sweep_states, row, view, jobs, quota)

@@ -175,12 +175,12 @@ class UsageReader:
         key = None if ended_s is None else (ref.parent_run_id, ended_s)
         if key is not None and key in self._ended:
             return self._ended[key]
-        found = fetch_trial_timelines(self.tracker(), ref)
-        if key is not None and all(s.end_s is not None for t in found for s in t.segments):
-            self._ended[key] = found
+        timelines = fetch_trial_timelines(self.tracker(), ref)
+        if key is not None and all(s.end_s is not None for t in timelines for s in t.segments):
+            self._ended[key] = timelines
             while len(self._ended) > MOST_SWEEPS:
                 del self._ended[next(iter(self._ended))]
-        return found
+        return timelines
 
 
 def _settings(pool: str) -> QuotaSettings | None:

@@ -162,18 +162,18 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield every sweep of this installation; those begun since `before_s` may be left out."""
     recorded = {run.ref.sweep_id: run for run in tracker.deletion.sweeps()}
-    known: set[str] = set()
+    listed: set[str] = set()
     for row in airflow.all_made_by(PLANNER):
         plan = TaskKey(row["dag_id"], row["dag_run_id"], row["task_id"])
         sweep = sweep_id(plan.dag_id, plan.run_id, plan.task_id)
-        known.add(sweep)
+        listed.add(sweep)
         run, folder = recorded.get(sweep), home / "sweeps" / safe_name(sweep)
         begun_s = _seconds(row.get("start_date"))
         ended_s, unknown = None, "it was begun since then"
         if begun_s is None or begun_s < before_s:
             ended_s, unknown = _end_in_airflow(airflow, plan)
         yield _candidate(sweep, (ended_s, unknown), plan, run, folder)
-    yield from _left(recorded, known, home)
+    yield from _left(recorded, listed, home)
 
 
 def _end_in_airflow(airflow: AirflowClient, plan: TaskKey) -> tuple[float | None, str]:
@@ -186,13 +186,13 @@ def _end_in_airflow(airflow: AirflowClient, plan: TaskKey) -> tuple[float | None
     return ended_s, "" if ended_s is not None else "Airflow does not say when it ended"
 
 
-def _left(recorded: Mapping[str, SweepRun], known: set[str], home: Path) -> Iterator[Candidate]:
+def _left(recorded: Mapping[str, SweepRun], listed: set[str], home: Path) -> Iterator[Candidate]:
     """Yield the sweeps that Airflow lacks: those of MLflow with a folder here, then folders."""
     folders = {path.name: path for path in (home / "sweeps").glob("*") if _is_folder(path)}
-    names = {safe_name(sweep) for sweep in known}
+    names = {safe_name(sweep) for sweep in listed}
     for sweep, run in recorded.items():
         folder = folders.get(safe_name(sweep))
-        if sweep in known or folder is None:
+        if sweep in listed or folder is None:
             continue
         names.add(folder.name)
         ended = run.state in RUN_STATUS and run.ended_ms is not None

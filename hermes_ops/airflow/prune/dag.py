@@ -107,7 +107,7 @@ def prune_dag(
         f"{AGE_VARIABLE} says, else {older_than}",
     )  # fmt: skip
     keep = Param(False, type="boolean", description="Keep the best trial's run in MLflow")
-    own = {
+    arguments = {
         "doc_md": __doc__,
         "catchup": False,
         "max_active_runs": 1,
@@ -117,7 +117,7 @@ def prune_dag(
         **dag_arguments,
     }
     every_night = f"var.value.get({AGE_VARIABLE!r}, {older_than!r})"
-    with DAG(dag_id, schedule=schedule, **own) as dag:
+    with DAG(dag_id, schedule=schedule, **arguments) as dag:
         PruneOperator(
             task_id="prune",
             older_than="{{ params.older_than or " + every_night + " }}",

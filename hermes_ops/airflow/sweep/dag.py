@@ -155,17 +155,17 @@ def _params(defaults: Mapping[str, Any]) -> dict[str, Param]:
     }
 
 
-def _refuse_unknown(defaults: Mapping[str, Any], known: Collection[str]) -> None:
+def _refuse_unknown(defaults: Mapping[str, Any], allowed_keys: Collection[str]) -> None:
     """Raise ConfigError for keys of a DAG's defaults that no sweep has: its runs would ignore them.
 
     The values are checked by each run, which may replace them.
     """
     problems = []
     for key in map(str, defaults):
-        if key not in known:
-            meant = nearest(key, known)
+        if key not in allowed_keys:
+            meant = nearest(key, allowed_keys)
             fix = f"did you mean {meant}?" if meant else "remove the key"
-            problems.append(Problem(key, "an unknown key", ", ".join(known), fix))
+            problems.append(Problem(key, "an unknown key", ", ".join(allowed_keys), fix))
     if problems:
         raise ConfigError("the call of sweep_dag", tuple(problems))
 
@@ -253,10 +253,10 @@ def _refuse_bare_names(group: TaskGroup) -> None:
 
 def _check(source: SweepSource, name: str) -> None:
     """Raise ConfigError for a bad sweep that is known now; not when parsing for a task's start."""
-    known = isinstance(source.data, Mapping) and not any(
+    is_complete = isinstance(source.data, Mapping) and not any(
         True for _ in XComArg.iter_xcom_references(source.data)
     )
-    if known and get_parsing_context().task_id is None:
+    if is_complete and get_parsing_context().task_id is None:
         parse({"pool": source.pool, **dict(source.data)}, name, source.base)  # type: ignore[arg-type]
 
 
@@ -284,8 +284,8 @@ def sweep(function: Function | None = None, **arguments: Any) -> Any:
 
     @functools.wraps(function)
     def group(*args: Any, **kwargs: Any) -> SweepTaskGroup:  # noqa: ANN401 - the function's own
-        own = {"group_id": function.__name__, **arguments}
-        return SweepTaskGroup(sweep=SweepCall(function, args, kwargs), **own)
+        group_arguments = {"group_id": function.__name__, **arguments}
+        return SweepTaskGroup(sweep=SweepCall(function, args, kwargs), **group_arguments)
 
     return group
 

@@ -108,14 +108,14 @@ def _dag(
     path: Path, config: SweepConfig, connections: Connections, dag_arguments: dict[str, Any]
 ) -> DAG:
     dag_id, night = dag_id_of(path), config.nightly
-    own = {
+    defaults = {
         "schedule": CronTriggerTimetable(
             config.schedule or "", timezone=night.timezone, run_immediately=NO_CATCHING_UP
         ),
         "max_active_runs": 1 if night.overlap is Overlap.QUEUE else UNLIMITED,
         "doc_md": f"The sweep `{config.name}` of the file `{path.name}`, on a schedule.",
     }
-    with empty_dag(dag_id, **{**own, **dag_arguments}) as dag:
+    with empty_dag(dag_id, **{**defaults, **dag_arguments}) as dag:
         sweep_tasks(
             SweepSource.from_sweep(path, path.parent, config.pool),
             connections,

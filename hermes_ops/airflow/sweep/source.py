@@ -43,8 +43,10 @@ class SweepCall:
         kwargs = {k: pull_xcoms(v, context) for k, v in self.kwargs.items()}
         signature = inspect.signature(self.function)
         given = signature.bind_partial(*args, **kwargs).arguments
-        known = {n: context[n] for n in signature.parameters if n not in given and n in context}
-        return self.function(*args, **kwargs, **known)
+        from_context = {
+            n: context[n] for n in signature.parameters if n not in given and n in context
+        }
+        return self.function(*args, **kwargs, **from_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ class SweepSource:
         document = read_document(path)
         data = document.data
         if document.problems:
-            found = (with_line(*each, document.lines, path.name) for each in document.problems)
-            raise ConfigError(str(path), tuple(found))
+            with_lines = (with_line(*each, document.lines, path.name) for each in document.problems)
+            raise ConfigError(str(path), tuple(with_lines))
         if not isinstance(data, Mapping):
             problem = Problem("(top level)", type(data).__name__, "a sweep", "write its keys")
             raise ConfigError(str(path), (problem,))

@@ -93,15 +93,15 @@ def _ended(tracker: Tracker, ref: SweepRef, config: SweepConfig) -> CollectedSwe
     summary = collected.summary
     state = final_state(closed=closed, failed=failed, has_best=summary.best is not None)
     why = failure_lines((t.number, t.reason) for t in summary.trials if t.state == "failed")
-    said = {FAILURES_TAG: "\n".join(why)} if why else {}
+    reasons = {FAILURES_TAG: "\n".join(why)} if why else {}
     if state == FAILED and not failed:
-        said[FAILED_TAG] = why[0] if why else why_no_best(summary.to_document(), summary.metric)
-    if said:
-        tracker.set_tags(parent, said)
+        reasons[FAILED_TAG] = why[0] if why else why_no_best(summary.to_document(), summary.metric)
+    if reasons:
+        tracker.set_tags(parent, reasons)
     if state == summary.state:
         return collected
     tracker.finish(parent, state)
-    reason = summary.reason or said.get(FAILED_TAG, "")
+    reason = summary.reason or reasons.get(FAILED_TAG, "")
     return replace(collected, summary=replace(summary, state=state, reason=reason))
 
 
@@ -164,8 +164,8 @@ def _write(
 ) -> None:
     """Write the report to `folder` and to the sweep's folder; a failure is only logged."""
     try:
-        told = background(tracker, config, collected)
-        report.write(folder, collected.summary, collected.curves, collected.segments, told)
+        context = background(tracker, config, collected)
+        report.write(folder, collected.summary, collected.curves, collected.segments, context)
         shutil.copytree(folder, sweep_folder(sweep) / "report", dirs_exist_ok=True)
     except Exception:  # trials that have trained for days must not be lost to a picture of them
         log.exception("The report of %s could not be written.", sweep)

@@ -476,14 +476,14 @@ def refuse_missing(config: SweepConfig, environment: Mapping[str, str]) -> None:
     """
     if config.trial.run_in is RunIn.POD:
         return
-    known = InheritanceRule.from_environment(environment).inherited(environment)
+    inherited_names = InheritanceRule.from_environment(environment).inherited(environment)
     environment_of_sweep = config.trial.environment
     plain = {key for key, value in environment_of_sweep.items() if not refers(value)}
     missing = [
         why_missing(key, name, in_pod=False)
         for key, value in environment_of_sweep.items()
         for name in names_in(value)
-        if name not in known and name not in plain
+        if name not in inherited_names and name not in plain
     ]
     if missing:
         raise AirflowFailException("\n".join(missing))
@@ -517,11 +517,11 @@ def check_pods(config: SweepConfig) -> SweepConfig:
     does not change while it runs. So does the Service of trials on several nodes, as the controller
     knows no defaults.
     """
-    own = config.trial.pod or PodSpec()
+    requested = config.trial.pod or PodSpec()
     try:
         defaults = pod_defaults(pod_file())
-        check_gang_service(own, defaults, pod_rules(), config.name)
-        whole = require_image_and_claim(own.with_defaults(defaults), config.name)
+        check_gang_service(requested, defaults, pod_rules(), config.name)
+        whole = require_image_and_claim(requested.with_defaults(defaults), config.name)
         kept: dict[str, Any] = {}
         if whole.checkpoint_claims:
             _check_nodes(config, whole.checkpoint_claims)
@@ -532,7 +532,7 @@ def check_pods(config: SweepConfig) -> SweepConfig:
         raise AirflowFailException(str(error)) from None
     if not kept:
         return config
-    pod = own.model_copy(update=kept)
+    pod = requested.model_copy(update=kept)
     trial = config.trial.model_copy(update={"pod": pod})
     return config.model_copy(update={"trial": trial})
 
@@ -542,11 +542,11 @@ def _check_nodes(config: SweepConfig, claims: Mapping[str, str]) -> None:
     gpus = Counter(node_names())
     if max((gpus[node] for node in claims), default=0) >= config.trial.gpu_range.least:
         return
-    known = ", ".join(f"{node}={n}" for node, n in gpus.items())
+    nodes = ", ".join(f"{node}={n}" for node, n in gpus.items())
     problem = Problem(
         "trial.pod.checkpoint_claims",
         f"claims for {', '.join(sorted(claims))}, and "
-        + (f"a pool on {known}" if known else "a pool whose nodes are not known"),
+        + (f"a pool on {nodes}" if nodes else "a pool whose nodes are not known"),
         f"a claim for a node of the pool with at least {config.trial.gpu_range.least} GPUs",
         f"set {NODES_VARIABLE}, as in node-a=2,node-b=2, for the controller and the Airflow "
         "workers (pool.nodes of the chart), or correct the names",

@@ -49,13 +49,13 @@ def add_warm_start(config: SweepConfig, tracker: Tracker, sweep: str, say: Say) 
         total_steps=config.budget.max_epochs,
         keeping=config.secondary,
     )
-    known = [dict(point) for point in search.points_to_evaluate]
-    room = min(search.warm_start, search.max_trials - len(known))
-    fresh = [c for c in best_first(past, config) if c not in known][: max(0, room)]
+    given_points = [dict(point) for point in search.points_to_evaluate]
+    room = min(search.warm_start, search.max_trials - len(given_points))
+    fresh = [c for c in best_first(past, config) if c not in given_points][: max(0, room)]
     say(f"{len(fresh)} configurations of earlier sweeps are tried first: {fresh}")
     seeded = with_own_seed(config, sweep, say) if past else config
     document = json.loads(seeded.to_json())
-    document["search"]["points_to_evaluate"] = [*known, *fresh]
+    document["search"]["points_to_evaluate"] = [*given_points, *fresh]
     return parse(document, source="the best of earlier sweeps", base=None)
 
 
@@ -180,11 +180,11 @@ def with_point(config: SweepConfig, point: Mapping[str, Any], say: Say) -> Sweep
 
     A grid has its points already; a space that has changed since may not have this one.
     """
-    known = [dict(p) for p in config.search.points_to_evaluate]
-    if config.search.algorithm is Algorithm.GRID or dict(point) in known:
+    given_points = [dict(p) for p in config.search.points_to_evaluate]
+    if config.search.algorithm is Algorithm.GRID or dict(point) in given_points:
         return config
     data = config.model_dump(mode="json")
-    points = [dict(point), *known][: config.search.max_trials]
+    points = [dict(point), *given_points][: config.search.max_trials]
     data["search"]["points_to_evaluate"] = points
     try:
         warm = parse(data, source="the last night's best", base=None)

@@ -59,14 +59,14 @@ class Connections:
     def enter(self) -> None:
         """Set this process's environment; HermesError for an unusable connection."""
         if self.mlflow is not None:
-            found = mlflow_variables(self.mlflow)
+            variables = mlflow_variables(self.mlflow)
             for name in (USER, PASSWORD, TOKEN):
                 os.environ.pop(name, None)
-            os.environ.update(found)
+            os.environ.update(variables)
         if self.storage is not None:
-            found = storage_environment(_get(self.storage))
-            add_names(os.environ, found)
-            os.environ.update(found)
+            variables = storage_environment(_get(self.storage))
+            add_names(os.environ, variables)
+            os.environ.update(variables)
 
 
 def mlflow_variables(conn_id: str | None) -> dict[str, str]:
@@ -79,40 +79,42 @@ def _get(conn_id: str) -> ConnectionFields:
     from airflow.sdk.exceptions import AirflowNotFoundException
 
     try:
-        found: ConnectionFields = BaseHook.get_connection(conn_id)
+        connection: ConnectionFields = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
         raise HermesError(
             f"Airflow has no connection {conn_id!r}: create it with `airflow connections add`, "
             "or correct its name in the DAG."
         ) from None
-    return found
+    return connection
 
 
-def mlflow_environment(found: ConnectionFields) -> dict[str, str]:
+def mlflow_environment(connection: ConnectionFields) -> dict[str, str]:
     """Return the variables by which MLflow's clients find its server and log in.
 
     The address is the host, with the scheme in `schema` (http where there is none) and the port; a
     host that begins with http:// or https:// is the address. A password without a login is a token.
     """
-    host = (found.host or "").rstrip("/")
+    host = (connection.host or "").rstrip("/")
     if not host:
-        raise HermesError(f"the connection {found.conn_id!r} has no host: give MLflow's address.")
+        raise HermesError(
+            f"the connection {connection.conn_id!r} has no host: give MLflow's address."
+        )
     if "://" not in host:
-        host = f"{found.schema or 'http'}://{host}"
+        host = f"{connection.schema or 'http'}://{host}"
     try:
         parts, port = urlsplit(host), urlsplit(host).port
     except ValueError:
         raise HermesError(
-            f"the connection {found.conn_id!r}: its host {found.host!r} is not an address; write "
-            "IPv6 in brackets, as in [::1]."
+            f"the connection {connection.conn_id!r}: its host {connection.host!r} is not an "
+            "address; write IPv6 in brackets, as in [::1]."
         ) from None
-    if found.port is not None and port is None:
-        host = parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl()
+    if connection.port is not None and port is None:
+        host = parts._replace(netloc=f"{parts.netloc}:{connection.port}").geturl()
     values = {URI: host}
-    if found.login:
-        values |= {USER: found.login, PASSWORD: found.password or ""}
-    elif found.password:
-        values[TOKEN] = found.password
+    if connection.login:
+        values |= {USER: connection.login, PASSWORD: connection.password or ""}
+    elif connection.password:
+        values[TOKEN] = connection.password
     return values
 
 
@@ -120,15 +122,15 @@ UNREAD = ("keyfile_dict", "role_arn", "sas_token")
 """Extra fields that give access to storage, but not by a variable."""
 
 
-def storage_environment(found: ConnectionFields) -> dict[str, str]:
+def storage_environment(connection: ConnectionFields) -> dict[str, str]:
     """Return the variables by which S3, Google and Azure clients reach their storage."""
-    extra = found.extra_dejson
-    match found.conn_type:
+    extra = connection.extra_dejson
+    match connection.conn_type:
         case "aws" | "s3":
             endpoint = extra.get("endpoint_url")
             values = {
-                "AWS_ACCESS_KEY_ID": found.login,
-                "AWS_SECRET_ACCESS_KEY": found.password,
+                "AWS_ACCESS_KEY_ID": connection.login,
+                "AWS_SECRET_ACCESS_KEY": connection.password,
                 "AWS_SESSION_TOKEN": extra.get("aws_session_token"),
                 "AWS_DEFAULT_REGION": extra.get("region_name"),
                 "AWS_ENDPOINT_URL": endpoint,
@@ -143,14 +145,15 @@ def storage_environment(found: ConnectionFields) -> dict[str, str]:
             values = {"AZURE_STORAGE_CONNECTION_STRING": extra.get("connection_string")}
         case other:
             raise HermesError(
-                f"the connection {found.conn_id!r} is of the type {other!r}: storage takes aws, "
-                "google_cloud_platform or wasb."
+                f"the connection {connection.conn_id!r} is of the type {other!r}: storage takes "
+                "aws, google_cloud_platform or wasb."
             )
     given = {name: str(value) for name, value in values.items() if value}
-    if not given and (found.login or found.password or any(map(extra.get, UNREAD))):
+    if not given and (connection.login or connection.password or any(map(extra.get, UNREAD))):
         raise HermesError(
-            f"the connection {found.conn_id!r} ({found.conn_type}) gives scripts no access: none "
-            f"of its fields becomes one of {', '.join(values)}; docs/airflow.md lists those."
+            f"the connection {connection.conn_id!r} ({connection.conn_type}) gives scripts no "
+            f"access: none of its fields becomes one of {', '.join(values)}; docs/airflow.md lists "
+            "those."
         )
     return given
 
@@ -170,7 +173,7 @@ def rendered_variables(
 
 def _rendered(name: str, value: str, render: Render) -> str:
     try:
-        return EXPRESSION.sub(lambda found: render(found.group()), value)
+        return EXPRESSION.sub(lambda match: render(match.group()), value)
     except Exception as error:
         raise HermesError(
             f"trial.environment.{name}: {value} cannot be rendered ({type(error).__name__}): "

@@ -36,18 +36,18 @@ _NAME_BYTES = 1_000
 
 def by_node(sweep: str, numbers: Collection[int]) -> dict[str, list[int]]:
     """Return the trials that have left checkpoints on a node, by node."""
-    found: dict[str, list[int]] = {}
+    numbers_of: dict[str, list[int]] = {}
     for number in sorted(numbers):
         try:
             folder = ConfinedFolder(TrialFolder.from_sweep(sweep, number).path)
             node = folder.read(MARK, _NAME_BYTES).decode().strip()
         except (OSError, NotConfinedError, UnicodeError):
             continue
-        found.setdefault(node, []).append(number)
-    return found
+        numbers_of.setdefault(node, []).append(number)
+    return numbers_of
 
 
-def clear_disks(sweep: str, own: PodSpec, numbers: Collection[int]) -> None:
+def clear_disks(sweep: str, requested: PodSpec, numbers: Collection[int]) -> None:
     """Delete the checkpoints of these trials of an ended sweep on the nodes' claims.
 
     Checkpoints that cannot be deleted stay, and the log names their nodes.
@@ -56,7 +56,7 @@ def clear_disks(sweep: str, own: PodSpec, numbers: Collection[int]) -> None:
     if not left:
         return
     try:
-        spec, pods = cluster_pods(own)
+        spec, pods = cluster_pods(requested)
         done = run_cleanup_pods(pods, {n: request(sweep, spec, n, t) for n, t in left.items()})
     except HermesError as error:
         log.warning("Checkpoints of %s stay on %s: %s", sweep, ", ".join(left), error)

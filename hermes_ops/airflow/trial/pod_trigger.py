@@ -124,13 +124,13 @@ class HeldPod:
 
         The end of the first pod is the segment's.
         """
-        made = {request.metadata.name: request for request in requests}
+        request_of = {request.metadata.name: request for request in requests}
 
         def follow(name: str) -> PodSegment:
             is_first = name == self.name
             return PodSegment(
                 pods,
-                request=made.get(name),
+                request=request_of.get(name),
                 name=name,
                 owner=self.owner,
                 epoch=self.epoch,
@@ -210,9 +210,9 @@ class PodTrigger(BaseTrigger):
         given_up = threading.Event()
         say = functools.partial(_say, contextvars.copy_context(), self.log.info)
 
-        def tell(found: Event | None) -> None:
+        def tell(event: Event | None) -> None:
             with contextlib.suppress(RuntimeError):  # the triggerer is ending
-                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(found))
+                loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(event))
 
         work = functools.partial(hold, self.held, say, given_up.is_set, tell)
         threading.Thread(target=work, daemon=True, name=self.held.name).start()
@@ -326,8 +326,8 @@ def tracker(mlflow_conn_id: str | None) -> Tracker:
 def _tracker(variables: tuple[tuple[str, str], ...]) -> Tracker:
     if not variables:
         return Tracker(tracking_uri())
-    own = dict(variables)
-    return Tracker(own[URI], variables=own)
+    environment = dict(variables)
+    return Tracker(environment[URI], variables=environment)
 
 
 @functools.lru_cache(maxsize=16)

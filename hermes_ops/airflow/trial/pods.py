@@ -200,14 +200,14 @@ def spec_of(lease: Lease, hook: PodOperatorHookProtocol) -> PodSpec:
     return with_namespace(require_image_and_claim(spec, "the sweep"), hook)
 
 
-def allowed_spec(own: PodSpec) -> PodSpec:
+def allowed_spec(requested: PodSpec) -> PodSpec:
     """Return a sweep's specification of pods over the installation's defaults.
 
     NotAllowed for what the installation's rules forbid.
     """
     defaults = pod_defaults(pod_file())
-    check_pod(own, defaults, pod_rules(), "the sweep")
-    return own.with_defaults(defaults)
+    check_pod(requested, defaults, pod_rules(), "the sweep")
+    return requested.with_defaults(defaults)
 
 
 def with_namespace(spec: PodSpec, hook: PodOperatorHookProtocol) -> PodSpec:
@@ -271,12 +271,12 @@ def gang_facts(
     ]
     hosts = ",".join(f"{member.name}.{service}={member.gpus}" for member in members)
     end = list(facts.arguments).index("--")
-    own, command = facts.arguments[:end], facts.arguments[end:]
+    options, command = facts.arguments[:end], facts.arguments[end:]
     return tuple(
         replace(
             member,
             arguments=(
-                *own,
+                *options,
                 f"--gang={hosts}",
                 f"--gang-node={member.member}",
                 f"--gang-timeout={start_s:g}",
@@ -300,14 +300,14 @@ def checkpoint_claim(spec: PodSpec, lease: Lease) -> str | None:
     claims = spec.checkpoint_claims
     if not claims:
         return None
-    found = [claims[node] for node in lease.nodes if node in claims]
-    if len(lease.nodes) != 1 or not found:
+    node_claims = [claims[node] for node in lease.nodes if node in claims]
+    if len(lease.nodes) != 1 or not node_claims:
         raise HermesError(
             f"the trial's GPUs are on {' and '.join(lease.nodes) or 'no known node'}, and "
             f"trial.pod.checkpoint_claims names {', '.join(sorted(claims))}: give the controller "
             "HERMES_NODES with the names of the cluster's nodes."
         )
-    return found[0]
+    return node_claims[0]
 
 
 def prepare(folder: Path, user: int) -> None:
@@ -339,36 +339,36 @@ def template(file: str | None) -> dict[str, Any] | None:
     if file is None:
         return None
     try:
-        found = yaml.safe_load(Path(file).read_text())
+        pod = yaml.safe_load(Path(file).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise HermesError(
             f"the pod template {file} cannot be read ({error}): correct trial.pod.template_file."
         ) from error
-    if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
+    if not isinstance(pod, dict) or not isinstance(pod.get("spec"), dict):
         raise HermesError(
             f"the pod template {file}: found no spec; allowed: a pod. Correct "
             "trial.pod.template_file, or the file."
         )
-    containers = found["spec"].get("containers") or []
+    containers = pod["spec"].get("containers") or []
     if not isinstance(containers, list) or not all(isinstance(c, dict) for c in containers):
         raise HermesError(
             f"the pod template {file}: found containers that are not a list of mappings; allowed: "
             "a pod. Correct trial.pod.template_file, or the file."
         )
-    return found
+    return pod
 
 
-def cluster_pods(own: PodSpec) -> tuple[PodSpec, ClusterPods]:
+def cluster_pods(requested: PodSpec) -> tuple[PodSpec, ClusterPods]:
     """Return a sweep's whole specification of pods, and the pods of its namespace."""
     hook = KubernetesHook()
-    spec = with_namespace(allowed_spec(own), hook)
+    spec = with_namespace(allowed_spec(requested), hook)
     with translate_hook_errors():
         return spec, ClusterPods(hook.core_v1_client, str(spec.namespace))
 
 
-def end_pods(sweep: str, own: PodSpec | None) -> int:
+def end_pods(sweep: str, requested: PodSpec | None) -> int:
     """Delete the pods that an ended sweep has left; return how many."""
-    _, pods = cluster_pods(own or PodSpec())
+    _, pods = cluster_pods(requested or PodSpec())
     deleted: set[str] = set()
     installation = Host.here().home_id
     for _ in range(MOST_LISTINGS):

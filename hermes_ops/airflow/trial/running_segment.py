@@ -255,5 +255,5 @@ def _log_copies(folder: TrialFolder) -> list[Path]:
     def epoch(path: Path) -> int:
         return int(path.name.split(".")[-2])
 
-    found = folder.path.parent.glob(f"{folder.path.name}.*.log")
-    return sorted((p for p in found if p.name.split(".")[-2].isdigit()), key=epoch)
+    logs = folder.path.parent.glob(f"{folder.path.name}.*.log")
+    return sorted((p for p in logs if p.name.split(".")[-2].isdigit()), key=epoch)

@@ -101,10 +101,10 @@ class SegmentRun:
         before = last or SegmentRecord(0, False, 0.0)
         before = with_start(before, read_start(folder, before.epoch))
         goes_on = lease.pod is not None and before.running and before.epoch == lease.epoch
-        found = folder.segments()
+        earlier = folder.segments()
         is_pod = lease.pod is not None
-        recorded = recorded_use(found, before, lease.epoch) if is_pod else None
-        accounts = recorded or Accounts.from_segments(found)
+        recorded = recorded_use(earlier, before, lease.epoch) if is_pod else None
+        accounts = recorded or Accounts.from_segments(earlier)
         record = replace(
             accounts.entered_in(before),
             epoch=lease.epoch,
@@ -130,10 +130,10 @@ class SegmentRun:
         cls, store: TaskStore, lease: Lease, folder: TrialFolder, last: SegmentRecord
     ) -> SegmentRun:
         """Return the run of a segment that ended under `lease` or an earlier lease of its trial."""
-        own = replace(lease, epoch=last.epoch, gpus=last.gpus)
+        ended_lease = replace(lease, epoch=last.epoch, gpus=last.gpus)
         start = read_start(folder, last.epoch)
         record, ran_s = with_start(last, start), start.ran_s if start else None
-        return cls(store, own, folder, _feed(lease, folder), record, ran_s=ran_s)
+        return cls(store, ended_lease, folder, _feed(lease, folder), record, ran_s=ran_s)
 
     def wake_file(self) -> WakeFile:
         """Return the file that is touched when there is a stop flag."""

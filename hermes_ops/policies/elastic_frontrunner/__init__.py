@@ -162,13 +162,15 @@ class ElasticFrontrunner:
         }
         for grant in grants:
             job, choice = snapshot.index[grant.job], by_job.get(grant.job)
-            known, size = before.get(job.id, Progress()), len(grant.gpus)
-            rate = known.rate
+            earlier, size = before.get(job.id, Progress()), len(grant.gpus)
+            rate = earlier.rate
             if choice is not None and size in choice.sizes:
                 rate = choices.rate(choice, size)
             stays = snapshot.held.get(job.id) == grant.gpus
-            since_s = known.since_s if stays else now_s + switch_seconds(job, self.default_switch_s)
-            after[job.id] = Progress(known.until(now_s), now_s, rate, since_s)
+            since_s = (
+                earlier.since_s if stays else now_s + switch_seconds(job, self.default_switch_s)
+            )
+            after[job.id] = Progress(earlier.until(now_s), now_s, rate, since_s)
         return after
 
 

@@ -167,7 +167,7 @@ class Valuation:
         snapshot, before = self.problem.snapshot, self.before
         held_by, node_of, now_s = snapshot.held, snapshot.node_of, snapshot.time_s
         groups: dict[SizedGroup, list[int]] = {}
-        known: dict[tuple[object, ...], list[int]] = {}
+        members_of: dict[tuple[object, ...], list[int]] = {}
         ranges, range_of = dict[object, int](), dict[int, int]()
         for row in rows:
             job, place, tried = jobs[row], NO_PLACE, False
@@ -181,10 +181,10 @@ class Valuation:
                 range_of[id(job.batch_range)] = batches
             able = job.min_gpus, job.max_gpus, job.sizes, not job.nodes
             facts = kind_key(job), batches, able, place, tried
-            members = known.get(facts)
+            members = members_of.get(facts)
             if members is None:
                 members = groups.setdefault(self._group(job, place, tried), [])
-                known[facts] = members
+                members_of[facts] = members
             members.append(row)
         return groups
 
@@ -206,15 +206,15 @@ class Valuation:
     ) -> None:
         """Fill in the rows of one group's jobs."""
         steps = [rates.noise_step(job, group.kind) for job in jobs]
-        found = rates.of(group, steps)
-        first = found.rate[:, 0]
-        most = found.rate.max(axis=1)
+        of_sizes = rates.of(group, steps)
+        first = of_sizes.rate[:, 0]
+        most = of_sizes.rate.max(axis=1)
         alone = np.where(first != 0, first, np.where(most != 0, most, 1.0))
         left_s, weighed_s = self._left(group, jobs, alone)
         default_s = self.default_switch_s
         switches = [switch_seconds(job, default_s) for job in jobs]
         switch_s = self.patience * np.array(switches)[:, None]
-        until_end_s = (left_s * alone)[:, None] / np.maximum(found.rate[:, 1:], 1e-12)
+        until_end_s = (left_s * alone)[:, None] / np.maximum(of_sizes.rate[:, 1:], 1e-12)
         moves = np.array(group.sizes[1:]) != group.held[0]
         factors = np.where(moves, until_end_s / (until_end_s + switch_s), 1.0)
         hours = (weighed_s / HOUR_S).tolist()
@@ -222,11 +222,11 @@ class Valuation:
         index, columns = np.array(rows), slice(1, len(group.sizes))
         tables.sizes[index, columns] = group.sizes[1:]
         tables.values[index, columns] = (
-            found.rate[:, 1:] / alone[:, None] * worth[:, None] * factors
+            of_sizes.rate[:, 1:] / alone[:, None] * worth[:, None] * factors
         )
-        tables.rates[index, columns] = found.rate[:, 1:]
-        tables.nodes[index, columns] = found.nodes[:, 1:]
-        tables.batches[index, columns] = found.batch[:, 1:]
+        tables.rates[index, columns] = of_sizes.rate[:, 1:]
+        tables.nodes[index, columns] = of_sizes.nodes[:, 1:]
+        tables.batches[index, columns] = of_sizes.batch[:, 1:]
         tables.left_s[index] = left_s
 
     def _left(self, group: SizedGroup, jobs: Sequence[Job], alone: Floats) -> tuple[Floats, Floats]:
@@ -241,12 +241,12 @@ class Valuation:
             None if untold and had <= 0 else expected_work(job, kind, had)
             for job, had in zip(jobs, done, strict=True)
         ]
-        known = np.array([work is not None for work in works])
+        is_known = np.array([work is not None for work in works])
         left = [
             job.attained_gpu_s(now_s) if work is None else work - had
             for job, work, had in zip(jobs, works, done, strict=True)
         ]
-        left_s = np.maximum(np.array(left) / np.where(known, alone, 1.0), LEAST_LEFT_S)
+        left_s = np.maximum(np.array(left) / np.where(is_known, alone, 1.0), LEAST_LEFT_S)
         if group.batches is not None:
             return left_s, left_s
         settled = SETTLED * np.array([work or 0.0 for work in works])

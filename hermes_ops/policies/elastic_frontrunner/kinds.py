@@ -118,17 +118,17 @@ def learn_kinds(
         name = kind_key(job)
         if name not in news:
             news[name] = _News()
-        found = news[name]
+        lesson = news[name]
         for time in job.step_times:
-            found.times[_place(time)] = time
+            lesson.times[_place(time)] = time
         if job.noise_scale is not None:
-            found.measures_noise = True
+            lesson.measures_noise = True
             if job.holds_gpus:
-                found.noise[job.last_step] = job.noise_scale
+                lesson.noise[job.last_step] = job.noise_scale
         if job.id in ended and _is_complete(job):
-            found.works.append(ended[job.id])
+            lesson.works.append(ended[job.id])
     kinds = dict.fromkeys(keys, Kind()) | dict(before)
-    return kinds | {name: found.added_to(kinds[name]) for name, found in news.items()}
+    return kinds | {name: lesson.added_to(kinds[name]) for name, lesson in news.items()}
 
 
 @dataclass(slots=True)
@@ -162,11 +162,11 @@ def _place(time: StepTime) -> _PLACE:
 
 
 def _with_times(kind: Kind, measured: Mapping[_PLACE, StepTime]) -> Kind:
-    known = {_place(time): time for time in kind.times}
-    if measured.keys() <= known.keys():
+    time_at = {_place(time): time for time in kind.times}
+    if measured.keys() <= time_at.keys():
         return kind
-    known.update(measured)
-    times = tuple(known[place] for place in sorted(known, key=_sortable))
+    time_at.update(measured)
+    times = tuple(time_at[place] for place in sorted(time_at, key=_sortable))
     if not any(time.local_batch for time in times):
         return replace(kind, times=times)
     return replace(kind, times=times, model=fit_speed_model(times, kind.model).model)
@@ -256,8 +256,8 @@ class Rates:
             return SizeRates(rate, np.broadcast_to(packed, shape), np.zeros(shape, dtype=np.int64))
         different = {step: row for row, step in enumerate(dict.fromkeys(noise_steps))}
         rows = [different[step] for step in noise_steps]
-        found = self._on_best_nodes(group, group.batches, kind, kind.model, tuple(different))
-        return SizeRates(found.rate[rows], found.nodes[rows], found.batch[rows])
+        size_rates = self._on_best_nodes(group, group.batches, kind, kind.model, tuple(different))
+        return SizeRates(size_rates.rate[rows], size_rates.nodes[rows], size_rates.batch[rows])
 
     def _on_best_nodes(
         self,
@@ -278,8 +278,8 @@ class Rates:
         if None in noise_steps and not kind.measures_noise:
             free = goodputs(model, batches, NO_PENALTY, gpus, nodes)
             batch[noise_steps.index(None)] = free.batch.astype(np.int64)
-        known = self._corrections_of(group.kind, kind)
-        rate = rate * np.array([known.get(place, 1.0) for place in column])
+        corrections = self._corrections_of(group.kind, kind)
+        rate = rate * np.array([corrections.get(place, 1.0) for place in column])
         on_few, on_many = ([column[place] for place in places] for places in (few, many))
         better = rate[:, on_many] > rate[:, on_few]
         spread = np.array(nodes, dtype=np.int64)

@@ -58,15 +58,15 @@ class Indices:
     def __init__(self, curves: CurveTable, forecast: Forecast | None = None) -> None:
         self.curves = curves
         self.forecast = forecast_sweep(curves) if forecast is None else forecast
-        self._known: dict[float, list[float]] = {}
+        self._levels_of: dict[float, list[float]] = {}
 
     def after(self, cost_s: float) -> list[float]:
         """Return the index of each row; values that differ by rounding only are made equal."""
-        if cost_s not in self._known:
+        if cost_s not in self._levels_of:
             costs = np.full(self.curves.trial_count, cost_s)
             values = index(self.forecast, self.curves, costs)
-            self._known[cost_s] = _levelled(values).tolist()
-        return self._known[cost_s]
+            self._levels_of[cost_s] = _levelled(values).tolist()
+        return self._levels_of[cost_s]
 
 
 _indices = lru_cache(maxsize=64)(Indices)
@@ -205,9 +205,9 @@ class TrialSearch:
         row = self.rows.get(job.id)
         if row is None:
             return None
-        found = self.indices.forecast
+        forecasts = self.indices.forecast
         index_now = self.indices.after(0.0)[row]
-        return float(found.chance[row]), float(found.left_s[row, -1]), index_now
+        return float(forecasts.chance[row]), float(forecasts.left_s[row, -1]), index_now
 
     def goal(self, job: Job) -> int | None:
         """Return the step at which a trial is judged next; None if it is not compared now."""
@@ -237,15 +237,15 @@ def _judged_sizes(
     That is what it holds. A trial without GPUs is judged by its least size, or by the least on
     which it reports in `left_s` if there is one.
     """
-    found = {job.id: problem.held(job) or job.min_gpus for job in jobs}
+    size_of = {job.id: problem.held(job) or job.min_gpus for job in jobs}
     if left_s == inf or not is_timed(curves):
-        return found
+        return size_of
     for job, needed_s in zip(jobs, report_s(curves).tolist(), strict=True):
         if not problem.held(job) and needed_s > left_s * speeds.speed(job.min_gpus):
             sizes = _sizes_now(problem, speeds, job)
             in_time = (size for size in sizes if needed_s <= left_s * speeds.speed(size))
-            found[job.id] = min(in_time, default=job.min_gpus)
-    return found
+            size_of[job.id] = min(in_time, default=job.min_gpus)
+    return size_of
 
 
 def _by_deadline(
@@ -257,8 +257,8 @@ def _by_deadline(
     """
     if left_s == inf:
         return _indices(curves), [True] * curves.trial_count
-    found = forecast_by_deadline(curves, forecast_sweep(curves), left_s, left_s - own_s)
-    return Indices(curves, found.forecast), found.reports.tolist()
+    by_deadline = forecast_by_deadline(curves, forecast_sweep(curves), left_s, left_s - own_s)
+    return Indices(curves, by_deadline.forecast), by_deadline.reports.tolist()
 
 
 def _late(
@@ -372,14 +372,14 @@ class SizedSweeps:
             chosen = search.best_sizes(shares[sweep])
             left -= sum(chosen.values())
             sizes |= chosen
-        found = best_of_others(left)
-        left -= sum(found.values())
+        of_others = best_of_others(left)
+        left -= sum(of_others.values())
         for search in self.sweeps.values() if others or len(self.sweeps) > 1 else ():
             had = sum(sizes[job.id] for job in search.open)
             chosen = search.best_sizes(had + left)
             left += had - sum(chosen.values())
             sizes |= chosen
-        return self._with_kept(sizes | found, left)
+        return self._with_kept(sizes | of_others, left)
 
     def _with_kept(self, sizes: dict[JobId, int], left: int) -> dict[JobId, int]:
         """Return the sizes; a job keeps GPUs that it would lose if no other job takes them."""

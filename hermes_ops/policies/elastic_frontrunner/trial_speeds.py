@@ -107,8 +107,8 @@ def _seconds(times: tuple[StepTime, ...]) -> _Measured:
 
 @lru_cache(maxsize=1 << 12)
 def _speed(measured: _Measured, gpus: int) -> float:
-    known = dict(measured)
-    return known[gpus] if gpus in known else AllReduceSpeed.fit(measured).speed(gpus)
+    speed_on = dict(measured)
+    return speed_on[gpus] if gpus in speed_on else AllReduceSpeed.fit(measured).speed(gpus)
 
 
 @lru_cache(maxsize=256)
@@ -120,11 +120,11 @@ def _fitted(trials: tuple[_Measured, ...]) -> _Measured:
     column = {gpus: place for place, gpus in enumerate(sizes)}
     rows, values = [], []
     for trial in trials:
-        known = [(column[gpus], seconds) for gpus, seconds in trial if gpus in column]
-        middle = mean(seconds for _, seconds in known) if known else 0.0
-        for place, seconds in known:
+        measured = [(column[gpus], seconds) for gpus, seconds in trial if gpus in column]
+        middle = mean(seconds for _, seconds in measured) if measured else 0.0
+        for place, seconds in measured:
             row = np.zeros(len(sizes))
-            row[[other for other, _ in known]] -= 1 / len(known)
+            row[[other for other, _ in measured]] -= 1 / len(measured)
             row[place] += 1
             rows.append(row)
             values.append(middle - seconds)
@@ -137,13 +137,13 @@ def _fitted(trials: tuple[_Measured, ...]) -> _Measured:
 def _connected(trials: Sequence[_Measured]) -> list[int]:
     """Return the sizes, ascending, that trials connect with the smallest of all."""
     groups = [{gpus for gpus, _ in trial} for trial in trials]
-    known = {min(gpus for group in groups for gpus in group)} if groups else set[int]()
+    reached = {min(gpus for group in groups for gpus in group)} if groups else set[int]()
     growing = True
     while growing:
-        more = set[int]().union(*(group for group in groups if group & known)) - known
+        more = set[int]().union(*(group for group in groups if group & reached)) - reached
         growing = bool(more)
-        known |= more
-    return sorted(known)
+        reached |= more
+    return sorted(reached)
 
 
 def _rescaled(jobs: Sequence[Job], factors: Sequence[tuple[int, float]]) -> Iterator[Job]:

@@ -142,8 +142,8 @@ def prior_scores(configurations: tuple[Configuration, ...]) -> Floats:
     Their magnitude shrinks with the `familiarity` of the space: an optimiser or a network with
     other hyper-parameters may need other values of the shared ones.
     """
-    known = known_trials(configurations)
-    return known.values(_scores(known.configurations))
+    distinct = known_trials(configurations)
+    return distinct.values(_scores(distinct.configurations))
 
 
 def _scores(configurations: tuple[Configuration, ...]) -> Floats:

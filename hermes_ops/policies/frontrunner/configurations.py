@@ -82,15 +82,15 @@ def features(configurations: tuple[Configuration, ...]) -> Floats:
     configuration has the mean features of the last ones (`KnownTrials`). Kernel: half linear, half
     Gaussian; Gaussian alone without any number.
     """
-    known = known_trials(configurations)
-    return known.values(_features(known.configurations))
+    distinct = known_trials(configurations)
+    return distinct.values(_features(distinct.configurations))
 
 
 def _features(configurations: tuple[Configuration, ...]) -> Floats:
     standardised = np.zeros((len(configurations), DIRECTIONS))
-    found = columns_of(configurations)
-    columns = found.values
-    if not found.owners or len(configurations) < 3:
+    parameters = columns_of(configurations)
+    columns = parameters.values
+    if not parameters.owners or len(configurations) < 3:
         return standardised
     landmark_rows = np.unique(np.linspace(0, len(columns) - 1, LANDMARKS).astype(int))
     landmarks = columns[landmark_rows]
@@ -98,7 +98,7 @@ def _features(configurations: tuple[Configuration, ...]) -> Floats:
     median_squared = float(np.median(squared[np.triu_indices(len(landmarks), 1)]))
     if median_squared <= 0:
         return standardised
-    kernel = _kernel(columns, landmarks, median_squared, found.is_numeric)
+    kernel = _kernel(columns, landmarks, median_squared, parameters.is_numeric)
     kernel -= kernel.mean(axis=0)
     gram = kernel[landmark_rows] - kernel[landmark_rows].mean(axis=1, keepdims=True)
     values, vectors = np.linalg.eigh((gram + gram.T) / 2)
@@ -118,19 +118,19 @@ def similarities(
 
     `relevance`: how much each hyper-parameter counts in a squared distance; empty: 1.
     """
-    known = known_trials(configurations)
-    return known.kernels(_similarities(known.configurations, relevance))
+    distinct = known_trials(configurations)
+    return distinct.kernels(_similarities(distinct.configurations, relevance))
 
 
 def _similarities(
     configurations: tuple[Configuration, ...], relevance: tuple[float, ...]
 ) -> Floats:
-    found = columns_of(configurations)
-    columns = found.values
-    if not found.owners or len(configurations) < 3:
+    parameters = columns_of(configurations)
+    columns = parameters.values
+    if not parameters.owners or len(configurations) < 3:
         return np.zeros((0, len(configurations), len(configurations)))
     if relevance:
-        columns = columns * np.sqrt(np.array(relevance)[list(found.owners)])
+        columns = columns * np.sqrt(np.array(relevance)[list(parameters.owners)])
     return mixed_kernels(distances(columns, columns), columns @ columns.T, WIDTHS)
 
 
@@ -185,13 +185,13 @@ def columns_of(configurations: Sequence[Configuration]) -> ParameterColumns:
     for name in names:
         values = [configuration.get(name) for configuration in named_values]
         if name in codes or not all(is_number(v) for v in values if v is not None):
-            own = _one_hot(values)
+            encoded = _one_hot(values)
         else:
             column = _ranks(values)
-            own = [] if column is None else [column]
+            encoded = [] if column is None else [column]
             is_numeric = is_numeric or column is not None
-        owners += [max(owners, default=-1) + 1] * len(own)
-        columns += own
+        owners += [max(owners, default=-1) + 1] * len(encoded)
+        columns += encoded
     values_of = np.stack(columns, axis=1) if columns else np.zeros((len(configurations), 0))
     return ParameterColumns(values_of, tuple(owners), is_numeric)
 

@@ -81,9 +81,9 @@ class ChanceCorrection:
     output: Floats
 
     @classmethod
-    def from_json(cls, found: Mapping[str, object]) -> ChanceCorrection:
+    def from_json(cls, document: Mapping[str, object]) -> ChanceCorrection:
         """Return the correction of a file, of which other keys say where it comes from."""
-        return cls(*(np.array(found[name], dtype=float) for name in cls.__slots__))
+        return cls(*(np.array(document[name], dtype=float) for name in cls.__slots__))
 
     def to_json(self) -> dict[str, object]:
         """Return the numbers, rounded to six digits."""
@@ -139,7 +139,7 @@ def evidence(table: CurveTable, positions: Positions) -> Floats:
     """
     can_win = positions.chance > 0
     usual_sd = max(float(np.sqrt((positions.sd[can_win] ** 2).mean())), LEAST)
-    own = (
+    of_trial = (
         np.log(np.maximum(positions.chance, LEAST)),
         (positions.mean - positions.mean[can_win].min()) / usual_sd,
         np.log(np.maximum(positions.sd / usual_sd, LEAST)),
@@ -147,7 +147,7 @@ def evidence(table: CurveTable, positions: Positions) -> Floats:
         positions.slowness,
     )
     columns = np.broadcast_arrays(
-        *own,
+        *of_trial,
         *_ranks_at_depth(table),
         *_losses_so_far(table, positions.scaled),
         *_state_of_sweep(table, can_win),

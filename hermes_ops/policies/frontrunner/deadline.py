@@ -83,8 +83,8 @@ def report_s(table: CurveTable) -> Floats:
     stage_s = estimate_sweep(table).stage_s
     rows, stage = np.arange(len(stage_s)), np.minimum(table.reached, len(table.depths) - 1)
     lengths = np.diff(np.array(table.depths, float), prepend=0.0)
-    found: Floats = stage_s[rows, stage] / lengths[stage] * table.depths[0]
-    return found
+    seconds: Floats = stage_s[rows, stage] / lengths[stage] * table.depths[0]
+    return seconds
 
 
 def _horizons(table: CurveTable, forecast: Forecast, own_s: Floats) -> Floats:
@@ -132,8 +132,8 @@ def _losses_at(
     there = _between(path, horizon)
     has_begun = table.reached > 0
     above = _between(np.broadcast_to(_mean_path(final_losses.path), path.shape), horizon)
-    known = np.maximum(table.reached - 1, 0)
-    uncertain = final_losses.variance_to[:, known].T
+    last_depth = np.maximum(table.reached - 1, 0)
+    uncertain = final_losses.variance_to[:, last_depth].T
     whole = np.maximum(uncertain[:, -1], 1e-12)
     left = np.where(has_begun, np.sqrt(np.clip(_between(uncertain, horizon) / whole, 0, 1)), 1.0)
     corrected = there + left * (pooled.mean - path[:, -1])

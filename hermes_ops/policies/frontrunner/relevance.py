@@ -124,7 +124,7 @@ def _ascend(evidence: RelevanceEvidence, count: int) -> Floats:
         for tried in (IRRELEVANT, *(kept * factor for factor in FACTORS)):
             other = weights.copy()
             other[parameter] = tried
-            found = evidence.of(other) - PRICE
-            if found > best:
-                weights, best = other, found
+            score = evidence.of(other) - PRICE
+            if score > best:
+                weights, best = other, score
     return weights

@@ -151,9 +151,9 @@ class Assignment:
 
     def assign_if_idle(self, job: Job) -> bool:
         """Give the job its own GPUs if they are idle, else any idle ones, if there are enough."""
-        own = self.places.get(job.id, ())
-        if own and self.idle.issuperset(own):
-            self.assign(job, own)
+        last_gpus = self.places.get(job.id, ())
+        if last_gpus and self.idle.issuperset(last_gpus):
+            self.assign(job, last_gpus)
         else:
             idle = usable(self.snapshot, job, self.idle)
             if job.min_gpus <= len(idle):
@@ -173,9 +173,9 @@ def _serve_own_queues(assignment: Assignment, waiting: Sequence[Job]) -> None:
     for job in waiting:
         if not assignment.idle and job.min_gpus == 1:
             continue
-        own = assignment.places.get(job.id, ())
-        if own and assignment.idle.issuperset(own):
-            assignment.assign(job, own)
+        last_gpus = assignment.places.get(job.id, ())
+        if last_gpus and assignment.idle.issuperset(last_gpus):
+            assignment.assign(job, last_gpus)
         elif job.min_gpus > 1 and not assignment.assign_if_idle(job):
             _preempt(assignment, [job])
 
@@ -187,9 +187,9 @@ def _preempt(assignment: Assignment, waiting: Sequence[Job]) -> None:
             continue
         if job.id in assignment.assigned or assignment.assign_if_idle(job):
             continue
-        own = assignment.places.get(job.id, ())
-        if own and assignment.beatable(own, job):
-            assignment.assign(job, own)
+        last_gpus = assignment.places.get(job.id, ())
+        if last_gpus and assignment.beatable(last_gpus, job):
+            assignment.assign(job, last_gpus)
 
 
 def _fill(assignment: Assignment, waiting: Sequence[Job]) -> None:

@@ -66,7 +66,7 @@ class Loads:
         for jobs, gpu in sorted(self._heap):
             if where[gpu] in of_node:
                 of_node[where[gpu]].append((jobs, gpu))
-        heads = [found[: job.min_gpus] for found in of_node.values() if len(found) >= job.min_gpus]
+        heads = [gpus[: job.min_gpus] for gpus in of_node.values() if len(gpus) >= job.min_gpus]
         if not heads:
             return None
         chosen = min(heads)

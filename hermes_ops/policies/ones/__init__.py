@@ -158,8 +158,8 @@ class Ones:
         starts = search.starts(memory.population, self.population)
         rng = np.random.default_rng((self.seed, memory.generation))
         operators = Operators(self.crossover, self.mutation)
-        found = search.evolve(starts, self.population, self.generations, operators, rng)
-        population = tuple(map(search.schedule, found))
+        survivors = search.evolve(starts, self.population, self.generations, operators, rng)
+        population = tuple(map(search.schedule, survivors))
         return population, _placed(problem, search, dict(population[0]))
 
     def _restart_s(self, job: Job) -> float:
@@ -202,9 +202,9 @@ def _placed(
     index = problem.snapshot.index
 
     def solve(subproblem: SizingProblem) -> tuple[Sizes, Batches]:
-        own = {job.id: job for job in subproblem.jobs}
+        job_of = {job.id: job for job in subproblem.jobs}
         # The schedule has one size for each job: a job with narrowed sizes is left out.
-        without = {job.id for job in problem.jobs if own.get(job.id) is not job}
+        without = {job.id for job in problem.jobs if job_of.get(job.id) is not job}
         sizes = search.filled(schedule, without)
         resized = {job: size for job, size in sizes.items() if size != problem.held(index[job])}
         return sizes, {job: _batch(index[job], size) for job, size in resized.items()}

@@ -40,8 +40,8 @@ class Limits:
     def floor(self, sizes: Integers) -> Integers:
         """Return the largest sizes that the jobs take, at most `sizes` and the target."""
         at_most = np.minimum(sizes, self.target)
-        found: Integers = np.where(self.keeps, self.target, self.floors[self.kind, at_most])
-        return found
+        least: Integers = np.where(self.keeps, self.target, self.floors[self.kind, at_most])
+        return least
 
     def refreshed(self, sizes: Integers, order: Integers) -> Integers:
         """Return valid schedules: cut to the limits; last in `order` leave where GPUs lack."""

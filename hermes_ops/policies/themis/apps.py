@@ -102,7 +102,7 @@ def apps_of(
         if any(_is_alive(job) for job in jobs)
     }
     weights = {name: 1.0 if by_user else jobs[0].weight for name, jobs in groups.items()}
-    total, known = sum(weights.values()), {share.app: share for share in shares}
+    total, share_of = sum(weights.values()), {share.app: share for share in shares}
     left = _left(snapshot, groups, left_s, least_s)
     gpus = max(1, len(snapshot.gpus))
     apps = [
@@ -112,7 +112,7 @@ def apps_of(
             jobs,
             left,
             share_gpus=gpus * weights[name] / total,
-            before=known.get(name),
+            before=share_of.get(name),
         )
         for name, jobs in groups.items()
     ]

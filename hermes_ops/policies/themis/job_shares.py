@@ -54,8 +54,8 @@ class JobField:
         """Return the field now, with the training since the last decision added to the shares."""
         gpus, now_s = len(snapshot.gpus), snapshot.time_s
         demand = np.array([job.min_gpus for job in jobs], dtype=np.float64)
-        known = {share.job: share for share in shares}
-        before = [known.get(job.id) for job in jobs]
+        share_of = {share.job: share for share in shares}
+        before = [share_of.get(job.id) for job in jobs]
         contention = np.maximum(1.0, len(jobs) * demand / max(1, gpus))
         alone_s = np.array([0.0 if b is None else b.alone_s for b in before])
         then_s = np.array(

@@ -93,13 +93,13 @@ def kind_key(job: Job) -> KindKey:
     return (job.model_name, "") if job.model_name is not None else ("", job.sweep)
 
 
-def kept_kinds(known: Mapping[KindKey, T], snapshot: Snapshot) -> dict[KindKey, T]:
+def kept_kinds(kinds: Mapping[KindKey, T], snapshot: Snapshot) -> dict[KindKey, T]:
     """Return what is known of models, and of the sweeps that have a job in the snapshot.
 
     No later job is of a sweep that has ended.
     """
     sweeps = {job.sweep for job in snapshot.jobs}
-    return {kind: value for kind, value in known.items() if kind[0] or kind[1] in sweeps}
+    return {kind: value for kind, value in kinds.items() if kind[0] or kind[1] in sweeps}
 
 
 def packed(snapshot: Snapshot, gpus: int) -> tuple[int, ...]:

@@ -48,8 +48,8 @@ class QueuesMemory:
     `newest_s` is the latest submission seen, `trusted` the decisions since the last full look.
     """
 
-    runs: tuple[Queue, ...] = ()
-    waits: tuple[Queue, ...] = ()
+    running: tuple[Queue, ...] = ()
+    waiting: tuple[Queue, ...] = ()
     crossings: tuple[Crossing, ...] = ()
     clocks: tuple[Clock, ...] = ()
     newest_s: float = -inf
@@ -80,11 +80,11 @@ class MultilevelQueues:
         self.keep_place = keep_place
         self._knob = promote_knob
         self._in_time = in_time
-        if len(memory.runs) != len(limits) + 1 or len(memory.waits) != len(limits) + 1:
+        if len(memory.running) != len(limits) + 1 or len(memory.waiting) != len(limits) + 1:
             empty: tuple[Queue, ...] = ((),) * (len(limits) + 1)
             memory = QueuesMemory(empty, empty)
-        self.runs = list(memory.runs)
-        self.waits = list(memory.waits)
+        self.running = list(memory.running)
+        self.waiting = list(memory.waiting)
         self.crossings: list[Crossing] = []
         self.clocks = {clock.job: clock for clock in memory.clocks}
         self._newest_s = memory.newest_s
@@ -100,7 +100,7 @@ class MultilevelQueues:
             self._leave([crossing for crossing in before if crossing[2] not in held])
         if not self._arrive():
             self._rebuild()
-        due = bisect_right(still, (self.snapshot.time_s, len(self.runs), JobId("")))
+        due = bisect_right(still, (self.snapshot.time_s, len(self.running), JobId("")))
         self.crossings = still[due:]
         for _, level, job_id in still[:due] if due < 2 else self._in_order(still[:due]):
             self._demote(level, job_id)
@@ -133,12 +133,12 @@ class MultilevelQueues:
             of_level.setdefault(level, []).append(job_id)
         for level, job_ids in of_level.items():
             ended = {job_id for job_id in job_ids if self._has_ended(job_id)}
-            runs = set(self.runs[level])
+            runs = set(self.running[level])
             stopped = [job_id for job_id in job_ids if job_id in runs and job_id not in ended]
             out = ended.union(stopped)
-            self.runs[level] = tuple([job for job in self.runs[level] if job not in out])
-            waits = [job for job in self.waits[level] if job not in out]
-            self.waits[level] = (*stopped, *waits)
+            self.running[level] = tuple([job for job in self.running[level] if job not in out])
+            waits = [job for job in self.waiting[level] if job not in out]
+            self.waiting[level] = (*stopped, *waits)
             for job_id in ended:
                 self.clocks.pop(job_id, None)
 
@@ -148,7 +148,7 @@ class MultilevelQueues:
 
     def _drop(self, level: int, job: JobId) -> None:
         """Remove the job from the queue."""
-        for queues in (self.runs, self.waits):
+        for queues in (self.running, self.waiting):
             queue = queues[level]
             if job in queue:
                 at = queue.index(job)
@@ -159,7 +159,7 @@ class MultilevelQueues:
         snapshot = self.snapshot
         stopping = sum(job.phase is Phase.STOPPING for job in snapshot.others)
         alive = len(snapshot.holding) + len(snapshot.queue) + stopping
-        new = alive - sum(map(len, self.runs)) - sum(map(len, self.waits))
+        new = alive - sum(map(len, self.running)) - sum(map(len, self.waiting))
         if new < 0 or self._trusted > TRUSTED_DECISIONS:
             return False
         queue = snapshot.queue
@@ -169,9 +169,9 @@ class MultilevelQueues:
         if not new:
             return True
         arrived = tuple(job.id for job in queue[len(queue) - new :])
-        if not set(arrived).isdisjoint(chain(*self.runs, *self.waits)):
+        if not set(arrived).isdisjoint(chain(*self.running, *self.waiting)):
             return False  # the memory is of other submissions
-        self.waits[0] += arrived
+        self.waiting[0] += arrived
         self._newest_s = queue[-1].submitted_s
         return True
 
@@ -179,13 +179,15 @@ class MultilevelQueues:
         """Compare every job: drop jobs that are gone, add missing ones, first submitted first."""
         alive = [job for job in self.snapshot.jobs if job.phase is not Phase.ENDED]
         ids = {job.id for job in alive}
-        for queues in (self.runs, self.waits):
+        for queues in (self.running, self.waiting):
             queues[:] = [tuple(job for job in queue if job in ids) for queue in queues]
-        queued = set(chain(*self.runs, *self.waits))
-        added: list[list[JobId]] = [[] for _ in self.waits]
+        queued = set(chain(*self.running, *self.waiting))
+        added: list[list[JobId]] = [[] for _ in self.waiting]
         for job in by_submission([job for job in alive if job.id not in queued]):
             added[self.level_of(job)].append(job.id)
-        self.waits = [queue + tuple(more) for queue, more in zip(self.waits, added, strict=True)]
+        self.waiting = [
+            queue + tuple(more) for queue, more in zip(self.waiting, added, strict=True)
+        ]
         self.clocks = {job: clock for job, clock in self.clocks.items() if job in ids}
         self._newest_s = max((job.submitted_s for job in alive), default=self._newest_s)
         self._trusted = 0
@@ -205,8 +207,8 @@ class MultilevelQueues:
         """
         held, index = self.snapshot.held, self.snapshot.index
         timed = {crossing[2] for crossing in self.crossings}
-        level_of = {job: n for n, queue in enumerate(self.waits) for job in queue if job in held}
-        level_of |= {job: n for n, queue in enumerate(self.runs) for job in queue if job in held}
+        level_of = {job: n for n, queue in enumerate(self.waiting) for job in queue if job in held}
+        level_of |= {job: n for n, queue in enumerate(self.running) for job in queue if job in held}
         if len(level_of) < len(held):
             self._rebuild()
             self._adopt()
@@ -217,7 +219,7 @@ class MultilevelQueues:
     def relegate(self, level: int, job: JobId, belongs: int) -> None:
         """Put a waiting job last in a lower queue."""
         self._drop(level, job)
-        self.waits[belongs] += (job,)
+        self.waiting[belongs] += (job,)
 
     def crossing(self, job: Job, level: int) -> Crossing:
         """Return when the job, holding GPUs from now on, leaves this queue."""
@@ -247,7 +249,7 @@ class MultilevelQueues:
     def _patient(self) -> Iterable[Job]:
         """Yield the waiting jobs below the first queue that have run since their last reset."""
         running = {crossing[2] for crossing in self.crossings}
-        for job_id in chain(*self.waits[1:]):
+        for job_id in chain(*self.waiting[1:]):
             clock = self.clocks.get(job_id)
             runs = clock is None or clock.ran_at_s == inf or job_id in running
             if not runs and job_id in self.snapshot.index:
@@ -256,15 +258,15 @@ class MultilevelQueues:
     def _promote(self) -> None:
         """Put the jobs that have waited `promote_knob` times as long as they ran on top."""
         for job in by_submission(j for j in self._patient() if self._overdue_s(j) >= -1e-6):
-            for level in range(1, len(self.waits)):
+            for level in range(1, len(self.waiting)):
                 self._drop(level, job.id)
-            self.waits[0] += (job.id,)
+            self.waiting[0] += (job.id,)
             attained = job.attained_gpu_s(self.snapshot.time_s)
             self.clocks[job.id] = Clock(job.id, inf, attained)
 
-    def waiting(self) -> Iterator[JobId]:
+    def waiting_jobs(self) -> Iterator[JobId]:
         """Return the waiting jobs, first served first."""
-        remaining = chain.from_iterable(self.waits)
+        remaining = chain.from_iterable(self.waiting)
         if not self.keep_place:
             return remaining
         running = {crossing[2] for crossing in self.crossings}
@@ -273,7 +275,7 @@ class MultilevelQueues:
     @property
     def somebody_waits(self) -> bool:
         """True when not all jobs have GPUs."""
-        return sum(map(len, chain(self.runs, self.waits))) > len(self.crossings)
+        return sum(map(len, chain(self.running, self.waiting))) > len(self.crossings)
 
     def next_demotion_s(self) -> float:
         """Return when the next running job leaves its queue; inf: none does."""
@@ -295,10 +297,10 @@ class MultilevelQueues:
         are counted by node, as some job may run on some nodes only.
         """
         service = QueueService(self, banned, bound)
-        for level in range(len(self.runs)):
-            service.keep(self.runs[level])
+        for level in range(len(self.running)):
+            service.keep(self.running[level])
             if service.left or service.unplaced:
-                service.start(level, self.waits[level])
+                service.start(level, self.waiting[level])
         if service.stale:
             self._rebuild()
             return self.serve(banned, bound)
@@ -315,8 +317,8 @@ class MultilevelQueues:
         if self._knob is not None:
             self._start_clocks(service.starts)
         return QueuesMemory(
-            tuple(self.runs),
-            tuple(self.waits),
+            tuple(self.running),
+            tuple(self.waiting),
             tuple(self.crossings),
             tuple(self.clocks.values()),
             self._newest_s,
@@ -325,11 +327,11 @@ class MultilevelQueues:
 
     def _step_back(self, stopped: set[JobId]) -> None:
         self.crossings = [c for c in self.crossings if c[2] not in stopped]
-        for level, queue in enumerate(self.runs):
+        for level, queue in enumerate(self.running):
             if not stopped.isdisjoint(queue):
                 back = tuple(job for job in queue if job in stopped)
-                self.runs[level] = tuple(job for job in queue if job not in stopped)
-                self.waits[level] = back + self.waits[level]
+                self.running[level] = tuple(job for job in queue if job not in stopped)
+                self.waiting[level] = back + self.waiting[level]
 
     def _step_forward(self, moves: list[tuple[int, JobId]]) -> None:
         for level in {level for level, _ in moves}:
@@ -338,8 +340,8 @@ class MultilevelQueues:
                 self._drop(level, moved[0])
             else:
                 gone = set(moved)
-                self.waits[level] = tuple(job for job in self.waits[level] if job not in gone)
-            self.runs[level] += moved
+                self.waiting[level] = tuple(job for job in self.waiting[level] if job not in gone)
+            self.running[level] += moved
 
     def _start_clocks(self, starts: Iterable[tuple[int, Job]]) -> None:
         for _, job in starts:

@@ -42,12 +42,12 @@ def searches(snapshot: Snapshot) -> dict[SweepId, list[Job]]:
     """
     if not any(job.configuration and job.model_name is None for job in snapshot.jobs):
         return {}
-    found = {}
+    trials_of = {}
     for sweep, jobs in by_sweep(snapshot).items():
         trials = [job for job in jobs if job.model_name is None]
         if any(job.configuration for job in trials):
-            found[sweep] = trials
-    return found
+            trials_of[sweep] = trials
+    return trials_of
 
 
 def holding(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Job]:

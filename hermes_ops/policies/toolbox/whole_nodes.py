@@ -105,15 +105,17 @@ class _Busy:
             for node in nodes:
                 self.jobs[node].append(job.id)
         self._each = each = problem.gpus_a_node
-        self._whole = {node for node, size in Counter(where.values()).items() if size >= each}
+        self._whole_nodes = {node for node, size in Counter(where.values()).items() if size >= each}
 
     def free_nodes(self) -> int:
         """Return the number of whole nodes on which nothing stays."""
-        return sum(not self._load[node] for node in self._whole)
+        return sum(not self._load[node] for node in self._whole_nodes)
 
     def by_load(self) -> list[str]:
         """Return the whole nodes that may be cleared, those with the fewest busy GPUs first."""
-        able = (node for node in self._whole - self._fixed if 0 < self._load[node] < self._each)
+        able = (
+            node for node in self._whole_nodes - self._fixed if 0 < self._load[node] < self._each
+        )
         return sorted(able, key=lambda node: (self._load[node], self._first[node]))
 
     def _occupy(self, where: Mapping[int, str], grant: Grant) -> None:

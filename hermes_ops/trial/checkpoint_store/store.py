@@ -255,10 +255,10 @@ class CheckpointStore:
         """Return what lies below this place, as keys."""
         root = self._root.strip("/")
         try:
-            found = self._fs.find(self._root, **options)
+            paths = self._fs.find(self._root, **options)
         except FileNotFoundError:
             return []
-        return [str(path).strip("/").removeprefix(root).strip("/") for path in found]
+        return [str(path).strip("/").removeprefix(root).strip("/") for path in paths]
 
     def _remove_empty_folders(self) -> None:
         """Remove what is left in a store that has real folders."""

@@ -50,9 +50,9 @@ class Gang(NamedTuple):
 
         Raises: ValueError for another form, fewer than two nodes, or a node that is not among them.
         """
-        found = [_NODE.fullmatch(part) for part in text.split(",")]
-        nodes = tuple(GangNode(m["host"], int(m["workers"])) for m in found if m is not None)
-        if len(nodes) < len(found) or len(nodes) < 2:
+        matches = [_NODE.fullmatch(part) for part in text.split(",")]
+        nodes = tuple(GangNode(m["host"], int(m["workers"])) for m in matches if m is not None)
+        if len(nodes) < len(matches) or len(nodes) < 2:
             raise ValueError(f"{text!r} is not HOST=WORKERS,HOST=WORKERS, of two nodes or more")
         if not 0 <= node < len(nodes):
             raise ValueError(f"there is no node {node}: they count from 0 to {len(nodes) - 1}")

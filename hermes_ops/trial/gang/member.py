@@ -42,10 +42,10 @@ class NodeWorkers:
     @classmethod
     def not_started(cls, ranks: Sequence[int], reason: str, now_s: float) -> NodeWorkers:
         """Return workers that could not be started."""
-        made = cls({}, {})
-        made._ended = dict.fromkeys(ranks, (_CANNOT_START, now_s))
-        made._reason = reason
-        return made
+        workers = cls({}, {})
+        workers._ended = dict.fromkeys(ranks, (_CANNOT_START, now_s))
+        workers._reason = reason
+        return workers
 
     def pump(self, wait_s: float) -> None:
         """Take in output for `wait_s`, however much comes, and note who has ended."""

@@ -56,12 +56,12 @@ def shared_caches(arguments: Mapping[str, Any], folder: Path, shares_directory: 
 
     `shares_directory`: whether the working directory is not the trial's own.
     """
-    own = {line.get("prefix") for line in Follower(folder / _JOURNAL).new()}
+    own_prefixes = {line.get("prefix") for line in Follower(folder / _JOURNAL).new()}
     names = {
         name
         for argument in _DATA
         for name in _cache_names(arguments.get(argument))
-        if _is_shared(name, own, shares_directory)
+        if _is_shared(name, own_prefixes, shares_directory)
     }
     if not names:
         return None
@@ -73,10 +73,10 @@ def shared_caches(arguments: Mapping[str, Any], folder: Path, shares_directory: 
     )
 
 
-def _is_shared(name: str, own: Collection[object], shares_directory: bool) -> bool:
+def _is_shared(name: str, own_prefixes: Collection[object], shares_directory: bool) -> bool:
     if not os.path.isabs(name):
         return shares_directory
-    return _is_complete(name) and name not in own
+    return _is_complete(name) and name not in own_prefixes
 
 
 def _is_complete(prefix: str) -> bool:

@@ -166,7 +166,7 @@ class CallbackFiles:
         The content is left out for large files, and for files that are written only once, such as
         those with an epoch's number in their name.
         """
-        for path in self._known():
+        for path in self._recorded_paths():
             self._written.add(path)
             self._appended.add(path)
         models = set(self._best_models())
@@ -179,7 +179,7 @@ class CallbackFiles:
                 entries[path] = {**entry, "appended": appended, "writes": writes}
         return entries
 
-    def _known(self) -> Iterator[str]:
+    def _recorded_paths(self) -> Iterator[str]:
         """Yield the growing files of Keras' own callbacks, flushed."""
         for callback in self._callbacks:
             if _name(callback) == "CSVLogger":

@@ -46,13 +46,13 @@ def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kw
     call = inspect.signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
     folder = process.folder
-    for said in (
+    for warning in (
         take_out_backups(call.arguments),
         shared_files(call.arguments, folder),
         shared_caches(call.arguments, folder, shares_directory(folder)),
     ):
-        if said is not None:
-            process.say_once(said)
+        if warning is not None:
+            process.say_once(warning)
     if process.group.is_leader:
         note_caches(folder, call.arguments)
     number = _count_call(process, describe_call(call.arguments))
@@ -65,12 +65,12 @@ def run_fit(backend: KerasBackend, original: Original, model: Any, args: Any, kw
 def _count_call(process: KerasRuntime, call: FitCall) -> int:
     """Count a call of `fit`, and those before it that a resumed script has left out."""
     number, records = process.fit_count, process.resumed.get("records", [])
-    known = with_begun(process.folder, process.resumed.get("calls", ()))
+    earlier_calls = with_begun(process.folder, process.resumed.get("calls", ()))
     if not process.group.is_distributed:  # its ranks would have to agree
-        number = _number(process, known, len(records), call)
+        number = _number(process, earlier_calls, len(records), call)
     left_out = range(process.fit_count, number)
     process.records += records[left_out.start : left_out.stop]
-    process.calls += [*known[left_out.start : left_out.stop], call]
+    process.calls += [*earlier_calls[left_out.start : left_out.stop], call]
     process.fit_count = number + 1
     process.note_call()
     if left_out:
@@ -83,8 +83,10 @@ def _count_call(process: KerasRuntime, call: FitCall) -> int:
     return number
 
 
-def _number(process: KerasRuntime, known: Sequence[FitCall], complete: int, call: FitCall) -> int:
-    number = fit_number(known, process.fit_count, complete, call)
+def _number(
+    process: KerasRuntime, earlier_calls: Sequence[FitCall], complete: int, call: FitCall
+) -> int:
+    number = fit_number(earlier_calls, process.fit_count, complete, call)
     if number is None:
         process.store.keep(())
         raise MismatchError(

@@ -51,29 +51,37 @@ class FitCall(NamedTuple):
     epochs: int = 1
 
 
-def fit_number(known: Sequence[FitCall], number: int, complete: int, call: FitCall) -> int | None:
+def fit_number(
+    earlier_calls: Sequence[FitCall], number: int, complete: int, call: FitCall
+) -> int | None:
     """Return the number of a call that would be `number` if the script left out none before it.
 
-    `known` are the calls of earlier segments, of which the first `complete` have returned. None if
-    the script has left out one that has not returned.
+    `earlier_calls` are those of earlier segments, of which the first `complete` have returned. None
+    if the script has left out one that has not returned.
     """
-    if number >= complete or number >= len(known) or _is_edited(known[number], call):
+    if (
+        number >= complete
+        or number >= len(earlier_calls)
+        or _is_edited(earlier_calls[number], call)
+    ):
         return number
-    alike = [k for k, one in enumerate(known) if one.place == call.place]
-    counters = _counters([known[k].values for k in alike])
+    alike = [k for k, one in enumerate(earlier_calls) if one.place == call.place]
+    counters = _counters([earlier_calls[k].values for k in alike])
     votes = {
-        k: sum(call.values.get(name) == known[k].values[name] for name in counters)
+        k: sum(call.values.get(name) == earlier_calls[k].values[name] for name in counters)
         for k in alike
         if k >= number
     }
-    if known[number].place != call.place:
+    if earlier_calls[number].place != call.place:
         if votes:
             return max(votes, key=lambda k: (votes[k], -k))
-        return number if _goes_on(known[number], call) else complete
+        return number if _goes_on(earlier_calls[number], call) else complete
     best = max(votes, key=lambda k: (votes[k], k == number, -k))
-    if votes[best] or not any(isinstance(known[best].values[name], int) for name in counters):
+    if votes[best] or not any(
+        isinstance(earlier_calls[best].values[name], int) for name in counters
+    ):
         return best
-    return complete if len(known) == complete else None
+    return complete if len(earlier_calls) == complete else None
 
 
 def _is_edited(before: FitCall, call: FitCall) -> bool:
@@ -125,11 +133,11 @@ def describe_call(arguments: Mapping[str, Any]) -> FitCall:
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the innermost frames that are neither a library's of ours nor without a file."""
-    found = 0
-    while frame is not None and found < _MOST_FRAMES:
+    frame_count = 0
+    while frame is not None and frame_count < _MOST_FRAMES:
         package = str(frame.f_globals.get("__name__", "")).split(".")[0]
         if package not in _LIBRARIES and not frame.f_code.co_filename.startswith("<"):
-            found += 1
+            frame_count += 1
             yield frame
         frame = frame.f_back
 

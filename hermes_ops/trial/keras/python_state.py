@@ -275,12 +275,12 @@ def _write_global(values: dict[str, Any], name: str, value: Any) -> None:
 
 def _read_plain(thing: Any, assigned: Iterable[str]) -> Any:
     """Return the attributes that the user's own classes, or functions, have given an object."""
-    own = set() if _is_of_framework(type(thing)) else set(assigned)
+    names = set() if _is_of_framework(type(thing)) else set(assigned)
     if _is_namespace(thing):
-        own.update(name for name, value in vars(thing).items() if isinstance(value, _CONTAINERS))
+        names.update(name for name, value in vars(thing).items() if isinstance(value, _CONTAINERS))
     for _, method in _methods(type(thing)):
-        own.update(_attributes(method.__code__))
-    items = ((k, _untracked(v)) for k, v in vars(thing).items() if k in own and k[:2] != "__")
+        names.update(_attributes(method.__code__))
+    items = ((k, _untracked(v)) for k, v in vars(thing).items() if k in names and k[:2] != "__")
     return {k: v for k, v in items if is_plain(v) and is_small(v)}
 
 

@@ -124,9 +124,9 @@ class HorovodRanks:
     def average(self, logs: MutableMapping[str, Any]) -> None:
         """Replace the values in place; what is no number stays as it is."""
         numbers = {name: _number(value) for name, value in logs.items()}
-        known = {name: number for name, number in numbers.items() if number is not None}
-        means = average_logs(self.gather(known))
-        logs.update({name: means[name] for name in known})
+        finite = {name: number for name, number in numbers.items() if number is not None}
+        means = average_logs(self.gather(finite))
+        logs.update({name: means[name] for name in finite})
 
     def agree(self, vote: EpochVote) -> EpochVote:
         """Exchange the votes."""

@@ -97,21 +97,21 @@ def rate_scaling(
         return RateScaling(1.0)
     if not rate_before or rate_now is None:
         return RateScaling(linear)
-    found = rate_now / rate_before
-    scales = math.isclose(found, linear, rel_tol=_SAME_RATE)
+    ratio = rate_now / rate_before
+    scales = math.isclose(ratio, linear, rel_tol=_SAME_RATE)
     if mode == HERMES:
         twice = "the script multiplies its learning rate by the number of workers itself, and "
         twice += "trial.scale_learning_rate: hermes does it too: set it to script"
         return RateScaling(linear, twice if scales else "")
     if scales:
         return RateScaling(linear)
-    if math.isclose(found, 1.0, rel_tol=_SAME_RATE):
+    if math.isclose(ratio, 1.0, rel_tol=_SAME_RATE):
         return RateScaling(
             linear,
             "the script does not multiply its learning rate by the number of workers: Hermes "
             "scales it when that number changes; trial.scale_learning_rate: off leaves it",
         )
-    return RateScaling(found)
+    return RateScaling(ratio)
 
 
 # -- callbacks and objects -------------------------------------------------------------------------
@@ -218,11 +218,11 @@ def arrays_of_rank(
     parts: list[Mapping[str, Any]] = objects.get("ranks") or []
     if rank == 0:
         return dict(arrays)
-    own: Mapping[str, Any] = parts[rank].get("arrays", {}) if rank < len(parts) else {}
+    of_rank: Mapping[str, Any] = parts[rank].get("arrays", {}) if rank < len(parts) else {}
     if is_same:
-        return {**arrays, **own}
+        return {**arrays, **of_rank}
     mine = {key: value for key, value in arrays.items() if not key.startswith(_RANDOM_KEYS)}
-    mine.update({key: value for key, value in own.items() if key.startswith(_RANDOM_KEYS)})
+    mine.update({key: value for key, value in of_rank.items() if key.startswith(_RANDOM_KEYS)})
     return mine
 
 

@@ -59,7 +59,7 @@ def _remove_folders() -> None:
     """Remove the folders of `TemporaryDirectory`, as Python does at its end."""
     registry: Mapping[Any, Any] = getattr(weakref.finalize, "_registry", {})
     for finalizer in list(registry):
-        found = finalizer.peek()
-        if found is not None and getattr(found[1], "__module__", "") == "tempfile":
+        finalized = finalizer.peek()
+        if finalized is not None and getattr(finalized[1], "__module__", "") == "tempfile":
             with contextlib.suppress(Exception):
                 finalizer()

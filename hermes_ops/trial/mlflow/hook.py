@@ -324,7 +324,9 @@ class ScriptRun:
         """Return whether a client and an id mean the trial's run."""
         return run_id == self.run_id and self.is_at(getattr(client, "tracking_uri", None))
 
-    def record_value(self, own: bool, run_id: object, name: str, value: Any, step: Any) -> bool:
+    def record_value(
+        self, is_own_run: bool, run_id: object, name: str, value: Any, step: Any
+    ) -> bool:
         """Note a value that is for the trial's curve; return True if Hermes writes it to the run.
 
         Hermes also writes what `report()` and the Keras hook report. Of a trial in several
@@ -332,25 +334,25 @@ class ScriptRun:
         """
         announced = event_channel.announced
         if is_follower():
-            return own
+            return is_own_run
         is_noted = name not in self._curve_names or name in announced
-        if not is_noted and not self._note(own, run_id, name, value, step):
+        if not is_noted and not self._note(is_own_run, run_id, name, value, step):
             return False  # MLflow says what is wrong with it
-        if own and (name in announced or name in self._curve_names):
+        if is_own_run and (name in announced or name in self._curve_names):
             return True
-        if own and name not in self._logged and len(self._logged) < _MOST_NAMES:
+        if is_own_run and name not in self._logged and len(self._logged) < _MOST_NAMES:
             self._logged.add(name)
             event_channel.send({"kind": "mlflow", "names": [name]})
         return False
 
-    def _note(self, own: bool, run_id: object, name: str, value: Any, step: Any) -> bool:
+    def _note(self, is_own_run: bool, run_id: object, name: str, value: Any, step: Any) -> bool:
         """Note a value; return False if it, or its step, is no number."""
         try:
             number, whole = float(value), int(step or 0)
         except (TypeError, ValueError, OverflowError):
             return False
         with self._lock:
-            run = 0 if own else self._runs.setdefault(str(run_id), len(self._runs) + 1)
+            run = 0 if is_own_run else self._runs.setdefault(str(run_id), len(self._runs) + 1)
         has_step = step is not None and not getattr(self.call, "has_no_step", False)
         entry = {
             "name": name,

@@ -168,9 +168,9 @@ class MetricReader:
     ) -> list[FoundValue]:
         """Return the values of one pattern; a match without a name is a value of `default`."""
         values = []
-        for said_name, text, said in (match for pattern, match in matches if pattern == place):
+        for said_name, text, step_text in (match for pattern, match in matches if pattern == place):
             name = said_name or default or ""
-            value, step = whole_numeral(text), whole_numeral(said)
+            value, step = whole_numeral(text), whole_numeral(step_text)
             if name and value.value is not None:
                 at = None if step.value is None else StatedStep("epoch", step.value)
                 source = SourceLine(line[:EXCERPT_CHARACTERS], frozenset(), name == self._objective)

@@ -126,8 +126,8 @@ def _hold(script: Process, *, for_signal: bool, lets_read: bool) -> _ShellRun:
             mine += [p for p in ProcessTable().children(launcher.pid) if p not in known]
         stdin = _link(launcher.pid, 0)
         for process in mine:
-            own = _link(process.pid, 0)
-            is_reader = own.startswith("pipe:") and own != stdin
+            script_stdin = _link(process.pid, 0)
+            is_reader = script_stdin.startswith("pipe:") and script_stdin != stdin
             (run.readers if is_reader else launchers).append(process)
     return run
 

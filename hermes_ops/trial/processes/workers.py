@@ -77,9 +77,9 @@ def first_failure(
     """
     has_finished = any(end.rank == 0 and end.code == FINISHED for end in ends)
     failures = sorted((e for e in ends if e.has_failed), key=lambda e: (e.ended_s, e.rank))
-    own = [end for end in failures if not is_aftermath(end.rank)]
+    causes = [end for end in failures if not is_aftermath(end.rank)]
     others = [end for end in failures if not (end.told_to_stop or has_finished)]
-    return next(iter(own or others), None)
+    return next(iter(causes or others), None)
 
 
 def group_code(ends: Sequence[WorkerEnd], failure: WorkerEnd | None) -> int:

@@ -284,7 +284,7 @@ def _start_fork(
     standby: StandbyInterpreter, message: dict[str, Any], handles: list[int]
 ) -> StandbyInterpreter | None:
     """Return a fork of the template that has become the script; None if it failed."""
-    own, other = socket.socketpair()
+    near_end, other = socket.socketpair()
     try:
         standby.socket.settimeout(_STARTED_S)
         send(standby.socket, dict(message, copy=True), [*handles, other.fileno()])
@@ -294,12 +294,12 @@ def _start_fork(
     finally:
         other.close()
     if len(ids) < 8:
-        own.close()  # a copy that is made all the same ends at that
+        near_end.close()  # a copy that is made all the same ends at that
         return None
     reaper, script = (int.from_bytes(ids[n : n + 4], "little") for n in (0, 4))
     unused = socket.socket(socket.AF_UNIX)
     return StandbyInterpreter(
-        Reaper(reaper, own), script, unused, standby.profile, standby.imports, time.monotonic()
+        Reaper(reaper, near_end), script, unused, standby.profile, standby.imports, time.monotonic()
     )
 
 

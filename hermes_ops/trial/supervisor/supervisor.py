@@ -173,8 +173,8 @@ class ScriptSupervisor:
     @property
     def tail(self) -> list[str]:
         """The last lines of the output; of several workers' that of the one that failed first."""
-        own = self.output.tail
-        return own if self.group is None else self.group.tail(own)
+        script_tail = self.output.tail
+        return script_tail if self.group is None else self.group.tail(script_tail)
 
     def copy_rest(self, copier: CheckpointUploader) -> bool:
         """Upload the newest checkpoint after the script's end; return whether that succeeded.

@@ -155,7 +155,7 @@ def test_a_job_that_keeps_its_gpu_against_the_plan_is_demoted_at_the_limit() -> 
         now_s = NOW_S + second
         plan, memory = policy.decide(world(first, running_on, gpus=2, time_s=now_s), memory)
         assert served(plan) == {"s/0": (0, 1)}
-    assert "s/1" in memory.waits[1]
+    assert "s/1" in memory.waiting[1]
 
 
 def test_a_job_that_vanishes_while_another_appears_is_noticed_in_time() -> None:

@@ -115,14 +115,14 @@ def free_expired(is_unfinished: Callable[[str], bool], now_s: float) -> list[Pat
     """
     expired = []
     for note in (home() / "sweeps").glob(f"*/{KEEP_FILE}"):
-        folder, known = note.parent, keep_note(note.parent)
-        sweep = str(known.get("sweep") or folder.name)
-        until_s = kept_until_s(known)
+        folder, content = note.parent, keep_note(note.parent)
+        sweep = str(content.get("sweep") or folder.name)
+        until_s = kept_until_s(content)
         if (_week_after(note) if until_s is None else until_s) > now_s or is_unfinished(sweep):
             continue
         for kept in _kept_folders(folder):
             _delete(kept)
-        if clear_sweep(known.get("store"), sweep):
+        if clear_sweep(content.get("store"), sweep):
             note.unlink(missing_ok=True)
             expired.append(folder)
             log.info("The checkpoints of %s have been kept long enough", folder.name)
@@ -199,7 +199,7 @@ class Janitor:
         """Delete what has expired, then keep the limit of each sweep that has one."""
         self._try(lambda: free_expired(self._is_unfinished, now_s))
         for quota in quotas:
-            self._try(lambda own=quota: self._warn(own, make_room(own)))  # type: ignore[misc]
+            self._try(lambda limit=quota: self._warn(limit, make_room(limit)))  # type: ignore[misc]
 
     @staticmethod
     def _try(clean: Callable[[], object]) -> None:
@@ -223,16 +223,16 @@ class Janitor:
 def keep_note(sweep: Path) -> dict[str, Any]:
     """Return the content of `keep.json` in a sweep's folder; empty if it is missing or damaged."""
     try:
-        known = json.loads((sweep / KEEP_FILE).read_text())
+        content = json.loads((sweep / KEEP_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def kept_until_s(known: Mapping[str, Any]) -> float | None:
+def kept_until_s(note: Mapping[str, Any]) -> float | None:
     """Return the Unix time up to which a sweep keeps its checkpoints; None if the note has none."""
     try:
-        until_s = float(known["until_s"])
+        until_s = float(note["until_s"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
     return None if isnan(until_s) else until_s

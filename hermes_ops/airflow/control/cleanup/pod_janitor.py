@@ -106,8 +106,8 @@ class PodJanitor:
             running.add(label)
             self._namespaces[label] = spec.namespace if spec is not None else None
             epochs |= epochs_of(label, sweep)
-        known = frozenset(self._namespaces) - unread
-        leased = LeasesInForce(known, epochs, Host.here().home_id)
+        read = frozenset(self._namespaces) - unread
+        leased = LeasesInForce(read, epochs, Host.here().home_id)
         return Followed(dict(self._namespaces), unread.union(running), leased)
 
     def clean(self, followed: Followed, now_s: float) -> None:

@@ -27,9 +27,9 @@ def one_by_one(queues: MultilevelQueues, gone: list[Crossing]) -> None:
         if found is None or found.phase is Phase.ENDED:
             queues._drop(level, job_id)
             queues.clocks.pop(job_id, None)
-        elif job_id in queues.runs[level]:
+        elif job_id in queues.running[level]:
             queues._drop(level, job_id)
-            queues.waits[level] = (job_id, *queues.waits[level])
+            queues.waiting[level] = (job_id, *queues.waiting[level])
 
 
 @st.composite
@@ -59,9 +59,9 @@ def test_jobs_leave_their_queues_together_as_one_after_the_other(
     snapshot, memory, gone = drawn
     together, single = (MultilevelQueues(snapshot, QueuesMemory(), LIMITS) for _ in range(2))
     for queues in (together, single):
-        queues.runs, queues.waits = list(memory.runs), list(memory.waits)
+        queues.running, queues.waiting = list(memory.running), list(memory.waiting)
         queues.clocks = {clock.job: clock for clock in memory.clocks}
     together._leave(gone)
     one_by_one(single, gone)
-    assert (together.runs, together.waits) == (single.runs, single.waits)
+    assert (together.running, together.waiting) == (single.running, single.waiting)
     assert together.clocks == single.clocks
