@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import exp, log, log2, sqrt
 from typing import TypeVar, cast
 
@@ -22,6 +22,9 @@ Complexes = NDArray[np.complex128]
 Numbers = TypeVar("Numbers", Floats, Complexes)
 LEAST = 1e-8
 """Seconds: the least of each parameter, and its value while nothing measured tells it."""
+
+MOST = 1e3
+"""The greatest of each parameter, as a multiple of the longest measured step."""
 
 STEP = 1e-30
 """The imaginary step by which the fit differentiates: so small that the gradient is exact."""
@@ -85,8 +88,9 @@ def fit_speed_model(times: Sequence[StepTime], start: SpeedModel | None = None) 
 
     Source: the public artefact of Pollux (petuum/adaptdl, commit c793c70): the sum of the root mean
     squared logarithmic errors of computing and of a whole step, with priors on gamma (1e-3) and on
-    the growth of the all-reduce (1e-2), minimised by L-BFGS. Our choice: over the logarithms of the
-    parameters, as it finds the optimum there.
+    the growth of the all-reduce (1e-2), minimised by L-BFGS. Our choice: first over the logarithms
+    of the parameters, which differ by orders of magnitude. A search without them, or with a
+    gradient by differences, stops at a place that depends on the processor.
     """
     from scipy.optimize import minimize
 
@@ -98,10 +102,13 @@ def fit_speed_model(times: Sequence[StepTime], start: SpeedModel | None = None) 
     first = np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001] if start is None else start._values())
     best = np.clip(first, low, high)
     free = np.flatnonzero(low < high)
-    objective = _LogObjective(facts, best, free)
-    bounds = list(zip(np.log(low[free]), np.log(high[free]), strict=True))
-    result = minimize(objective, np.log(best[free]), jac=True, method="L-BFGS-B", bounds=bounds)
-    best[free] = np.clip(np.exp(result.x), low[free], high[free])
+    objective, limits = _Objective(facts, best, free), (low[free], high[free])
+    search = partial(minimize, jac=True, method="L-BFGS-B")
+    bounds = list(zip(*np.log(limits), strict=True))
+    near = np.exp(search(objective.of_logarithms, np.log(best[free]), bounds=bounds).x)
+    bounds = list(zip(*limits, strict=True))
+    result = search(objective, np.clip(near, *limits), bounds=bounds)
+    best[free] = np.clip(result.x, *limits)
     fitted = _pass_s(best, facts.gpus, facts.nodes, facts.local_batch)
     error = float(np.sqrt(np.mean(np.log(fitted / facts.seconds) ** 2)))
     alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = map(float, best)
@@ -165,11 +172,9 @@ class _Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class _LogObjective:
-    """The objective of the logarithms of the parameters `free`, with its gradient by complex steps.
+class _Objective:
+    """The objective of the parameters `free`, with its exact gradient, by complex steps.
 
-    Parameters differ by orders of magnitude: without the logarithm, or with a gradient by
-    differences, the search stops far from the optimum, at a place that depends on the processor.
     `values` are those of all seven parameters. All points of a gradient are evaluated at once.
     """
 
@@ -180,9 +185,15 @@ class _LogObjective:
     def __call__(self, point: Floats) -> tuple[float, Floats]:
         """Return the objective and its gradient."""
         rows = np.tile(self.values.astype(np.complex128), (len(point), 1))
-        rows[:, self.free] = np.exp(point + STEP * 1j * np.eye(len(point)))
+        rows[:, self.free] = point + STEP * 1j * np.eye(len(point))
         objectives = self.facts.objectives(rows)
         return float(objectives[0].real), objectives.imag / STEP
+
+    def of_logarithms(self, point: Floats) -> tuple[float, Floats]:
+        """Return the objective of the logarithms of the parameters, and its gradient."""
+        parameters = np.exp(point)
+        value, gradient = self(parameters)
+        return value, gradient * parameters
 
 
 def _smooth_errors(gaps: Complexes) -> Complexes:
@@ -192,7 +203,8 @@ def _smooth_errors(gaps: Complexes) -> Complexes:
 
 def _bounds(facts: _Facts) -> tuple[Floats, Floats]:
     """Return the least and greatest of each parameter, equal where nothing measured tells it."""
-    low, high = np.full(7, LEAST), np.full(7, np.inf)
+    longest_s = max(facts.seconds.max(), np.nanmax(facts.compute_s, initial=0.0))
+    low, high = np.full(7, LEAST), np.full(7, MOST * longest_s)
     low[6], high[6] = 1.0, 10.0
     if len(set(facts.local_batch.tolist())) == 1:
         is_measured = ~np.isnan(facts.compute_s)
