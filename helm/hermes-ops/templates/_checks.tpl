@@ -29,7 +29,7 @@
 {{- range $number, $volume := $pod.volumes -}}
 {{- $sources := list -}}
 {{- range list "claim" "config_map" "secret" "memory" -}}
-{{- if not (kindIs "invalid" (get $volume .)) -}}
+{{- if not (kindIs "invalid" (index $volume .)) -}}
 {{- $sources = append $sources . -}}
 {{- end -}}
 {{- end -}}
