@@ -259,6 +259,7 @@ def test_a_page_shows_parts_that_have_come_and_removes_those_that_have_gone(
     _until(chromium, lambda d: _text(d, "main") == "pool queue")
     show("holders", "pool", "teams", "queue", "decisions")
     show("queue")
+    assert _text(chromium, "main") == "queue"
 
 
 def _queue(*trials: str, after: str) -> str:
