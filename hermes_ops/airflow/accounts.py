@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from hermes_ops.airflow.records import SegmentRecord
@@ -90,11 +91,23 @@ def closed_use(
     earlier = [s for s in new if s.get("epoch") != record.epoch]
     closing = [{**s, "gpus": record.gpus} for s in new if s.get("epoch") == record.epoch]
     if ran_s is not None:
-        accounts = Accounts.from_segments(_in_time(closing, record, ended_s))
-        if accounts.service_gpu_s < (ran_s - SEEN_S) * max(1, len(record.gpus)):
-            seen = {"start_s": ended_s - ran_s, "end_s": ended_s, "batch": record.batch}
-            closing = [{**seen, "gpus": record.gpus}]
+        run = {"start_s": ended_s - ran_s, "end_s": ended_s, "batch": record.batch}
+        closing = as_observed(closing, {**run, "gpus": record.gpus}, CLOCKS_S)
     return _joined(record, segments, [*earlier, *closing])
+
+
+def as_observed(
+    segments: Sequence[dict[str, Any]], run: dict[str, Any], clocks_s: float
+) -> list[dict[str, Any]]:
+    """Return the segments of one lease, or the observed run of its container if they are shorter.
+
+    Those that lie outside of the run by more than `clocks_s` do not count.
+    """
+    first_s, last_s = run["start_s"] - clocks_s, run["end_s"] + clocks_s
+    in_time = (s for s in segments if first_s <= s["start_s"] and s.get("end_s", inf) <= last_s)
+    held_s = sum(end_s - start_s for start_s, end_s in Accounts.from_segments(tuple(in_time)).held)
+    is_told = held_s >= run["end_s"] - run["start_s"] - SEEN_S
+    return list(segments) if is_told else [run]
 
 
 def _new_ones(
@@ -112,14 +125,6 @@ def _new_ones(
     if is_same and counted.service_gpu_s >= record.service_gpu_s - 1.0:
         return ended[count:]
     return tuple(s for s in ended if (s.get("epoch") or 0) > after)
-
-
-def _in_time(
-    segments: Segments, record: SegmentRecord, ended_s: float
-) -> tuple[Mapping[str, Any], ...]:
-    """Return the segments that lie between the start of the task's one and its end."""
-    first_s, last_s = record.started_s - CLOCKS_S, ended_s + CLOCKS_S
-    return tuple(s for s in segments if first_s <= s["start_s"] and s["end_s"] <= last_s)
 
 
 def _joined(record: SegmentRecord, segments: Segments, new: Segments) -> Accounts:

@@ -12,12 +12,11 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar
 
-from hermes_ops.airflow.accounts import SEEN_S, Accounts
+from hermes_ops.airflow.accounts import SEEN_S, Accounts, as_observed
 from hermes_ops.airflow.records import (
     CorrectedStart,
     Ending,
@@ -473,15 +472,11 @@ def _with_run(
     """Return the segments with the observed run of a container where they tell a shorter one."""
     if start.ran_s is None or start.began_s is None:
         return segments
-    own = [s for s in segments if s.get("epoch") == start.epoch]
-    first_s, last_s = start.began_s - SEEN_S, start.began_s + start.ran_s + SEEN_S
-    in_time = (s for s in own if first_s <= s["start_s"] and s.get("end_s", inf) <= last_s)
-    held = Accounts.from_segments(tuple(in_time)).held
-    if sum(end_s - start_s for start_s, end_s in held) >= start.ran_s - SEEN_S:
-        return segments
-    run = {"start_s": start.began_s, "end_s": start.began_s + start.ran_s, "gpus": start.gpus}
+    end_s = start.began_s + start.ran_s
+    run = {"epoch": start.epoch, "start_s": start.began_s, "end_s": end_s, "gpus": start.gpus}
+    newest = [s for s in segments if s.get("epoch") == start.epoch]
     others = (s for s in segments if s.get("epoch") != start.epoch)
-    return (*others, {"epoch": start.epoch, **run})
+    return (*others, *as_observed(newest, run, SEEN_S))
 
 
 def with_start(record: SegmentRecord, start: CorrectedStart | None) -> SegmentRecord:

@@ -168,8 +168,15 @@ def test_what_the_plan_of_every_sweep_would_refuse_is_refused_before_an_install(
 
 
 def test_a_volume_with_one_source_reaches_the_pods_of_trials(render: Render) -> None:
-    sources = [{"claim": "a"}, {"config_map": "b"}, {"secret": "c"}, {"memory": "1Gi"}]
-    volumes = [{"mount": f"/{n}", **source} for n, source in enumerate(sources)]
+    sources: list[dict[str, Any]] = [
+        {"claim": "a"},
+        {"config_map": "b"},
+        {"secret": "c"},
+        {"memory": "1Gi"},
+    ]
+    volumes: list[dict[str, Any]] = [
+        {"mount": f"/{n}", **source} for n, source in enumerate(sources)
+    ]
     volumes[0] |= {"config_map": None, "memory": None}  # not named
     defaults, _ = trials(render({"trials": {"pod": {"volumes": volumes}}}))
     named = [v.model_dump(exclude_none=True).keys() for v in defaults.volumes]
