@@ -351,8 +351,8 @@ def trial_end(tracker: Tracker, sweep: str, number: int) -> TrialEnd | None:
 
     Raise HermesError for a trial that its sweep has never had.
     """
-    from hermes_ops.tracking.runs import RUN_STATUS
-    from hermes_ops.tracking.summary import WHY_TAGS, require_sweep
+    from hermes_ops.tracking.runs import RUN_STATUS, WHY_TAGS
+    from hermes_ops.tracking.tracker import require_sweep
 
     try:
         ref = require_sweep(tracker, sweep)
@@ -415,7 +415,7 @@ def _decisions(
     tracker: Tracker, sweep: str, number: int, *, needed: bool
 ) -> Sequence[Mapping[str, Any]]:
     """Return a trial's decisions in this machine's log, else MLflow's (Unavailable if `needed`)."""
-    from hermes_ops.tracking.summary import require_sweep
+    from hermes_ops.tracking.tracker import require_sweep
 
     local = read_of_trial(sweep, number)
     if local is not None:

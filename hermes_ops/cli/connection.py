@@ -119,7 +119,7 @@ def record_action(
     Setting the plan task's note is the request that Airflow's audit log records with its own user.
     The action has been taken already: a record that fails is logged, not raised.
     """
-    from hermes_ops.tracking.summary import require_sweep
+    from hermes_ops.tracking.tracker import require_sweep
 
     stamp = utc_text(time.time())
     line = f"{stamp}: {action} by {person}"
@@ -134,7 +134,7 @@ def record_action(
 
 def recorded_actions(connection: Connection, place: SweepLocation) -> list[str]:
     """Return a line for each command that was given to a sweep, newest last."""
-    from hermes_ops.tracking.summary import require_sweep
+    from hermes_ops.tracking.tracker import require_sweep
 
     ref = require_sweep(connection.tracker, place.sweep)
     return connection.tracker.sweep(ref).tags.get(ACTIONS_TAG, "").splitlines()

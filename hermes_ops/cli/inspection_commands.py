@@ -111,7 +111,7 @@ def origin(connection: Connection, place: SweepLocation) -> dict[str, Any]:
 
 def final_state(connection: Connection, place: SweepLocation, airflow: str) -> str:
     """Return the state of a sweep that has ended; from Airflow alone if MLflow does not answer."""
-    from hermes_ops.tracking.summary import require_sweep
+    from hermes_ops.tracking.tracker import require_sweep
 
     recorded = None
     try:
@@ -127,7 +127,7 @@ def with_states(
 ) -> list[ListedSweep]:
     """Return the rows with each sweep's state and its reason, from MLflow and the pool's view."""
     from hermes_ops.airflow.records import FAILURES_TAG
-    from hermes_ops.tracking.summary import WHY_TAGS
+    from hermes_ops.tracking.runs import WHY_TAGS
 
     live = (view or {}).get("sweeps", {})
     completed = []

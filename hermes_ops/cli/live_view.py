@@ -291,7 +291,7 @@ class Notices:
 
     def _from_plan(self) -> Iterator[str]:
         """Fetch the plan's configuration, and yield its warnings if they have not been shown."""
-        from hermes_ops.tracking.summary import require_sweep
+        from hermes_ops.tracking.tracker import require_sweep
 
         if self.config is None:
             try:

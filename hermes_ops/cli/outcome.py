@@ -56,7 +56,8 @@ def _without_record(connection: Connection, place: SweepLocation) -> str:
 
 def fetch_collection(connection: Connection, place: SweepLocation) -> CollectedSweep:
     """Return everything that MLflow holds of a sweep."""
-    from hermes_ops.tracking.summary import collect, require_sweep
+    from hermes_ops.tracking.summary import collect
+    from hermes_ops.tracking.tracker import require_sweep
 
     config = fetch_config(connection, place)
     return collect(
@@ -160,7 +161,7 @@ def missed_bound_lines(details: Mapping[str, Any]) -> list[str]:
 
 def print_comparison(console: Console, connection: Connection, sweep: str) -> bool:
     """Print where MLflow shows the trials side by side; False while it does not know the sweep."""
-    from hermes_ops.tracking.summary import require_sweep
+    from hermes_ops.tracking.tracker import require_sweep
 
     try:
         ref = require_sweep(connection.tracker, sweep)
@@ -172,7 +173,7 @@ def print_comparison(console: Console, connection: Connection, sweep: str) -> bo
 
 
 def _page(connection: Connection, sweep: str) -> str:
-    from hermes_ops.tracking.summary import require_sweep
+    from hermes_ops.tracking.tracker import require_sweep
 
     ref = require_sweep(connection.tracker, sweep)
     return connection.tracker.run_url(ref.experiment_id, ref.parent_run_id)

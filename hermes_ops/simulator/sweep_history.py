@@ -17,7 +17,8 @@ from hermes_ops.simulator.workload import Costs, SegmentStart, Work, Workload
 from hermes_ops.tracking import SweepRef, Tracker
 from hermes_ops.tracking.artifacts import SWEEP_FILE, fetch_sweep_file
 from hermes_ops.tracking.runs import RUN_STATUS, TIMINGS, ended_spans_of
-from hermes_ops.tracking.summary import CollectedSweep, collect, require_sweep
+from hermes_ops.tracking.summary import CollectedSweep, collect
+from hermes_ops.tracking.tracker import require_sweep
 from hermes_ops.trial.keras.runtime import ENDING_S
 
 Spans = tuple[tuple[float, float], ...]

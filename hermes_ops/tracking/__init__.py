@@ -9,17 +9,14 @@ not proxy.
 
 from __future__ import annotations
 
-from hermes_ops.tracking.curves import CurveReader, SweepCurves
 from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.runs import LatestMetric, SweepRef, SweepRun, TrialRun
 from hermes_ops.tracking.sender import MetricSender
 from hermes_ops.tracking.tracker import Tracker
 
 __all__ = [
-    "CurveReader",
     "LatestMetric",
     "MetricSender",
-    "SweepCurves",
     "SweepRef",
     "SweepRun",
     "Tracker",

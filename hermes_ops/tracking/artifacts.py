@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from hermes_ops.config.files import LARGEST_FILE_BYTES, read_yaml
 from hermes_ops.confined_folder import DOCUMENT_BYTES, ConfinedFolder
 from hermes_ops.errors import ConfigError, HermesError, Problem, Refused, Unavailable
 from hermes_ops.tracking.rest import EXISTS, RestClient, quoted
@@ -252,7 +251,7 @@ class Registry:
 
 
 SWEEP_FILE = "sweep.yaml"
-MOST_SWEEP_FILE_BYTES = 4 * LARGEST_FILE_BYTES  # written with all defaults
+MOST_SWEEP_FILE_BYTES = 4 * 2**20  # a user's file has at most 2**20; written with all defaults
 
 
 def fetch_sweep_file(artifacts: Artifacts, parent_run_id: str, sweep: str) -> object:
@@ -260,6 +259,8 @@ def fetch_sweep_file(artifacts: Artifacts, parent_run_id: str, sweep: str) -> ob
 
     Raise Refused where there is none, ConfigError for a text that is no sweep file's, Unavailable.
     """
+    from hermes_ops.config.files import read_yaml
+
     source = f"{SWEEP_FILE} of {sweep}"
     content = artifacts.fetch(parent_run_id, SWEEP_FILE)
     if len(content) > MOST_SWEEP_FILE_BYTES:

@@ -25,6 +25,8 @@ ENDED_SPANS = "hermes.ended_spans"
 """Tag of a run that was continued: from when to when it had ended, Unix seconds, as JSON."""
 EXTENDED = "hermes.extended"
 """Tag of a sweep's run: the first new trial of each extension and its time, as JSON."""
+WHY_TAGS = ("hermes.closed", "hermes.failed", "hermes.reached")
+"""Tags of a sweep's run that hold the reason of its end."""
 TIMINGS = ("startup_s", "restore_s", "checkpoint_s", "repeat_s")  # as tags hermes.startup_s, ...
 _MAX_DOUBLE = 1.7976931348623157e308  # MLflow's SQL store keeps it for infinity
 

@@ -18,9 +18,10 @@ from hermes_ops.core.secondary_metrics import MetricOutcome, SecondaryMetric, vi
 from hermes_ops.core.summary import CurvePoints, Segment, SweepSummary, TrialSummary, most_gpus
 from hermes_ops.errors import Refused
 from hermes_ops.tracking.curves import CurveReader, SweepCurves
-from hermes_ops.tracking.rest import MISSING, legal_name
+from hermes_ops.tracking.rest import legal_name
 from hermes_ops.tracking.runs import (
     RUN_STATUS,
+    WHY_TAGS,
     SweepRef,
     SweepRun,
     TrialRun,
@@ -31,9 +32,6 @@ from hermes_ops.tracking.sender import read_lines
 from hermes_ops.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
-
-WHY_TAGS = ("hermes.closed", "hermes.failed", "hermes.reached")
-"""Tags of a sweep's run that hold the reason of its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +46,6 @@ class CollectedSweep:
     segments: tuple[Segment, ...]
     run: SweepRun
     trials: tuple[TrialRun, ...]
-
-
-def require_sweep(tracker: Tracker, sweep_id: str, experiment_name: str | None = None) -> SweepRef:
-    """Return the sweep of that id; Refused when MLflow has none."""
-    ref = tracker.find_sweep(sweep_id, experiment_name)
-    if ref is None:
-        raise Refused(
-            f"MLflow at {tracker.uri} knows no sweep {sweep_id!r}. `hermes sweep list` shows all; "
-            "MLflow has none that was skipped or is not planned yet.",
-            MISSING,
-        )
-    return ref
 
 
 def collect(

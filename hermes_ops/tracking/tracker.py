@@ -447,3 +447,15 @@ class Tracker:
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1_000)
+
+
+def require_sweep(tracker: Tracker, sweep_id: str, experiment_name: str | None = None) -> SweepRef:
+    """Return the sweep of that id; Refused when MLflow has none."""
+    ref = tracker.find_sweep(sweep_id, experiment_name)
+    if ref is None:
+        raise Refused(
+            f"MLflow at {tracker.uri} knows no sweep {sweep_id!r}. `hermes sweep list` shows all; "
+            "MLflow has none that was skipped or is not planned yet.",
+            MISSING,
+        )
+    return ref

@@ -193,7 +193,7 @@ def test_every_trial_ends_finished_though_every_service_was_killed(survivor: Swe
 
 def test_no_metric_is_lost_or_stored_twice(survivor: Sweep) -> None:
     from hermes_ops.tracking import Tracker
-    from hermes_ops.tracking.summary import require_sweep
+    from hermes_ops.tracking.tracker import require_sweep
 
     with closing(Tracker(survivor.stack.mlflow_url)) as tracker:
         runs = tracker.trials(require_sweep(tracker, survivor.id))

@@ -9,8 +9,10 @@ import pytest
 from hermes_ops import report
 from hermes_ops.core.summary import Segment
 from hermes_ops.errors import Refused
-from hermes_ops.tracking import CurveReader, LatestMetric, SweepRef, Tracker, TrialRun
-from hermes_ops.tracking.summary import collect, require_sweep
+from hermes_ops.tracking import LatestMetric, SweepRef, Tracker, TrialRun
+from hermes_ops.tracking.curves import CurveReader
+from hermes_ops.tracking.summary import collect
+from hermes_ops.tracking.tracker import require_sweep
 
 pytestmark = pytest.mark.integration
 

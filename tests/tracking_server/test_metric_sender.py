@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hermes_ops.errors import Refused
-from hermes_ops.tracking import CurveReader, MetricSender, SweepRef, Tracker
+from hermes_ops.tracking import MetricSender, SweepRef, Tracker
+from hermes_ops.tracking.curves import CurveReader
 from hermes_ops.tracking.sender import load_offset
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from hermes_ops.tracking import CurveReader, MetricSender, SweepRef, Tracker
+from hermes_ops.tracking import MetricSender, SweepRef, Tracker
+from hermes_ops.tracking.curves import CurveReader
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,8 @@ from hermes_ops.search.tree import axes
 
 if TYPE_CHECKING:
     from hermes_ops.airflow.control.sweep_state import SweepSpec
-    from hermes_ops.tracking import CurveReader, SweepCurves, SweepRef, Tracker
+    from hermes_ops.tracking import SweepRef, Tracker
+    from hermes_ops.tracking.curves import CurveReader, SweepCurves
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class CurveFeed:
 
     def follow(self, specs: Mapping[str, SweepSpec]) -> None:
         """Read the curves of exactly these sweeps from now on."""
-        from hermes_ops.tracking import CurveReader
+        from hermes_ops.tracking.curves import CurveReader
 
         with self._lock:
             for gone in set(self._readers) - set(specs):

@@ -44,7 +44,8 @@ from hermes_ops.errors import HermesError, Refused
 from hermes_ops.tracking.rest import MISSING
 
 if TYPE_CHECKING:
-    from hermes_ops.tracking import CurveReader, SweepRef, Tracker
+    from hermes_ops.tracking import SweepRef, Tracker
+    from hermes_ops.tracking.curves import CurveReader
 
 log = logging.getLogger(__name__)
 

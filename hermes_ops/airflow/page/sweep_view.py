@@ -20,8 +20,8 @@ from hermes_ops.core.summary import TrialSummary, course
 from hermes_ops.report.table import settings_line
 from hermes_ops.tracking import SweepRef, SweepRun, Tracker
 from hermes_ops.tracking.artifacts import json_objects
-from hermes_ops.tracking.runs import SWEEP
-from hermes_ops.tracking.summary import WHY_TAGS, deadline_result
+from hermes_ops.tracking.runs import SWEEP, WHY_TAGS
+from hermes_ops.tracking.summary import deadline_result
 
 MOST_CHUNKS = 5
 """The newest artifacts with decisions that are read where this machine has no log of them."""

@@ -128,7 +128,7 @@ def _curves(
     The first fetch of a reader is one request to MLflow for each trial. Only one thread at a time
     may use the readers.
     """
-    from hermes_ops.tracking import CurveReader
+    from hermes_ops.tracking.curves import CurveReader
 
     specs = {sweep: sweep_state.spec for sweep, sweep_state in sweep_states.items()}
     sources.curve_readers = {

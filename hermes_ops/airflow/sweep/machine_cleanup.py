@@ -26,7 +26,7 @@ from hermes_ops.errors import HermesError, Refused, Unavailable
 from hermes_ops.tracking import Tracker
 from hermes_ops.tracking.artifacts import fetch_sweep_file
 from hermes_ops.tracking.runs import RUN_STATUS
-from hermes_ops.tracking.summary import require_sweep
+from hermes_ops.tracking.tracker import require_sweep
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,8 @@ from hermes_ops.tracking import MetricSender, SweepRef, Tracker, TrialRun
 from hermes_ops.tracking.artifacts import package_model
 from hermes_ops.tracking.earlier_sweeps import log_outcome
 from hermes_ops.tracking.runs import RUN_STATUS
-from hermes_ops.tracking.summary import CollectedSweep, collect, log_columns, require_sweep
+from hermes_ops.tracking.summary import CollectedSweep, collect, log_columns
+from hermes_ops.tracking.tracker import require_sweep
 
 log = logging.getLogger(__name__)
 

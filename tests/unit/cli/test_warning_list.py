@@ -21,7 +21,7 @@ from hermes_ops.cli.live_view import Notices, not_preemptible
 from hermes_ops.cli.sweep_location import SweepLocation
 from hermes_ops.config import SweepConfig, dag_params_schema, parse
 from hermes_ops.errors import HermesError, Unavailable
-from hermes_ops.tracking import summary
+from hermes_ops.tracking import tracker as tracker_module
 
 SWEEP: dict[str, Any] = {
     "name": "digits",
@@ -282,7 +282,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return config
 
     monkeypatch.setattr(live_view, "fetch_config", fetch_config)
-    monkeypatch.setattr(summary, "require_sweep", lambda *_: None)
+    monkeypatch.setattr(tracker_module, "require_sweep", lambda *_: None)
     return left
 
 

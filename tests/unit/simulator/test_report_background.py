@@ -13,7 +13,8 @@ from hermes_ops.report.background import Improvement
 from hermes_ops.simulator.replay import ReplaySettings, replay
 from hermes_ops.simulator.report_background import alternative, background
 from hermes_ops.simulator.sweep_history import reconstruct
-from hermes_ops.tracking.summary import collect, require_sweep
+from hermes_ops.tracking.summary import collect
+from hermes_ops.tracking.tracker import require_sweep
 from tests.unit.simulator.recorded_sweeps import BEGIN_S, FIRST, SECOND, Mlflow, config, record
 
 

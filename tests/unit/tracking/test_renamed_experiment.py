@@ -8,7 +8,7 @@ import pytest
 
 from hermes_ops.errors import Refused
 from hermes_ops.tracking import Tracker
-from hermes_ops.tracking.summary import require_sweep
+from hermes_ops.tracking.tracker import require_sweep
 
 
 def run(run_id: str, experiment: str, name: str) -> dict[str, Any]:

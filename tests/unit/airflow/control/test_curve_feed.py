@@ -9,7 +9,7 @@ import pytest
 from hermes_ops.airflow.control.feeds import CurveFeed, woken_after_s
 from hermes_ops.airflow.folders import metrics_wake_file
 from hermes_ops.errors import Unavailable
-from hermes_ops.tracking import CurveReader
+from hermes_ops.tracking.curves import CurveReader
 from hermes_ops.tracking.runs import LatestMetric, TrialRun
 from tests.unit.airflow.builders import SWEEP, sweep_with
 

@@ -18,7 +18,7 @@ from hermes_ops.core.model import Gpu, Job, JobId, Phase, Reason, Snapshot, Swee
 from hermes_ops.core.plan import Action, Resize, Start, Stop
 from hermes_ops.core.quota import Quota, TeamQuota
 from hermes_ops.errors import ConfigError, Unavailable
-from hermes_ops.tracking import SweepCurves
+from hermes_ops.tracking.curves import SweepCurves
 
 ROOT = Path(__file__).parents[4]
 DASHBOARD = ROOT / "helm/hermes-ops/dashboards/hermes-ops.json"
