@@ -11,6 +11,8 @@ SLOTS ?= 2
 UP ?=
 PYTEST ?=
 COMPARE ?=
+SERVICES ?= not heavy
+HEAVY ?= heavy
 
 # Without bytecode every process would compile every package anew: twice the start of TensorFlow.
 unexport PYTHONDONTWRITEBYTECODE
@@ -95,11 +97,11 @@ test-unit: setup
 	  $(BIN)/coverage report --format=total; } 2>&1 | sed -u 's/^/unit      /'
 
 test-services: setup
-	$(BIN)/pytest -m "not heavy and not k8s and not horovod" --ignore tests/unit --durations=10 2>&1 | \
+	$(BIN)/pytest -m "$(SERVICES) and not k8s and not horovod" --ignore tests/unit --durations=10 2>&1 | \
 	  sed -u 's/^/services  /'
 
 test-heavy: setup
-	$(BIN)/pytest -m heavy --timeout 1800 $(PYTEST)
+	$(BIN)/pytest -m "$(HEAVY)" --timeout 1800 $(PYTEST)
 
 # Trials with one process per GPU, by Horovod on CPUs.
 test-horovod: .venv/.ready horovod-env

@@ -37,6 +37,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.browser,
     pytest.mark.heavy,
+    pytest.mark.shared,
     pytest.mark.timeout(900),
 ]
 

@@ -1,4 +1,4 @@
-"""Tests of properties, over many drawn worlds, come last and are not counted for coverage.
+"""Tests over many drawn worlds, or a large one, come last and are not counted for coverage.
 
 They take more than twice as long where their lines are counted.
 """

@@ -46,6 +46,7 @@ def test_the_script_of_an_example_takes_every_argument_that_its_sweep_passes(pat
     assert words[trained + 1] == str(config.budget.max_epochs)
 
 
+@pytest.mark.law
 def test_the_teams_of_the_public_trace_are_guaranteed_gpus_by_the_gpu_time_of_their_jobs() -> None:
     quota = load_quota(ROOT / "examples" / "philly_teams.yaml", 400)
     guaranteed = {team.name: team.guaranteed for team in quota.teams}

@@ -716,7 +716,8 @@ def test_mlflows_users_have_the_passwords_of_the_secret_and_only_one_is_an_admin
         "MLFLOW_USERS_SECRET": str(tmp_path),
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
-    ask = (
+    code = (
+        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__'); "
         "import mlflow.server.auth.sqlalchemy_store as s; from mlflow.server.auth import "
         "auth_config as c; t = s.SqlAlchemyStore(); t.init_db(c.database_uri); print([(u, "
         "t.get_user(u).is_admin, [p for p in ('first', 'other') if t.authenticate_user(u, p * 3 + "
@@ -725,12 +726,11 @@ def test_mlflows_users_have_the_passwords_of_the_secret_and_only_one_is_an_admin
     for word in ("first", "other"):
         for user in ("admin", "hermes", "trials"):
             (tmp_path / f"{user}-password").write_text(word * 3 + user)
-        for code in ([str(script)], ["-c", ask]):
-            done = subprocess.run(
-                [sys.executable, *code], env=environment, capture_output=True, text=True,
-                check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(script)], env=environment, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == (
             f"[('admin', True, ['{word}']), ('hermes', False, ['{word}']), "
             f"('trials', False, ['{word}'])] EDIT"

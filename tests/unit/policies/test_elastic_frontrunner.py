@@ -171,6 +171,7 @@ def on_capes(name: str, policy: str, seed: int) -> float:
     return measure(simulate(workload, layout("8x8"), chosen)).mean_completion_seconds or 0.0
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("name", ["capes-none", "capes-none-unequal"])
 def test_on_capes_jobs_it_is_sooner_without_an_oracle_than_doubling_with_one(name: str) -> None:
     seeds = range(20, 24)

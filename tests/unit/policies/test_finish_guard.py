@@ -189,6 +189,7 @@ def on_shockwave(**options: object) -> Metrics:
     return measure(simulate(workload, layout("8x4"), policy))
 
 
+@pytest.mark.law
 def test_on_shockwaves_trace_mean_makespan_and_fairness_hold_with_predicted_times() -> None:
     metrics = on_shockwave()
     assert (metrics.mean_completion_seconds or 9e9) <= 7_500
@@ -196,6 +197,7 @@ def test_on_shockwaves_trace_mean_makespan_and_fairness_hold_with_predicted_time
     assert (metrics.worst_finish_time_fairness or 9.0) <= 1.05
 
 
+@pytest.mark.law
 def test_what_the_prediction_costs_on_shockwaves_trace_is_known() -> None:
     metrics = on_shockwave(known=True)
     assert metrics.mean_completion_seconds == pytest.approx(7_585, rel=0.01)

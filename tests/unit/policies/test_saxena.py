@@ -152,6 +152,7 @@ def figures(name: str, batch: str, seeds: int = 3) -> list[Metrics]:
     return [measure(run) for run in runs]
 
 
+@pytest.mark.law
 def test_with_a_queue_under_high_load_twice_as_many_jobs_are_done_as_with_random_batches() -> None:
     elastic, random = (figures("saxena-high-queue", batch) for batch in ("elastic", "random"))
     for ours, theirs in zip(elastic, random, strict=True):

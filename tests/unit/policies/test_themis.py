@@ -94,6 +94,7 @@ def on_shockwave(name: str, **options: object) -> Metrics:
     return measure(simulate(workload, layout("8x4"), policy))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("name", "options", "mean_s", "makespan_s"),
     [

@@ -249,6 +249,7 @@ def test_what_was_spent_stands_beside_the_budget() -> None:
     assert "6 of its 10 steps were not trained." in found.texts["policy"]
 
 
+@pytest.mark.law
 def test_two_hundred_trials_of_a_hundred_steps_make_less_than_five_megabytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -40,6 +40,7 @@ def test_the_sweeps_own_course_leaves_failed_trials_out_and_counts_open_segments
     assert (found.end_s, found.end_gpu_s) == (10.0, 10.0)
 
 
+@pytest.mark.law
 def test_the_pictures_of_many_long_curves_hold_one_of_them_at_a_time() -> None:
     trials, steps = range(50), 4_000
     curves = {

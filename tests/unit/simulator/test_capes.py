@@ -71,5 +71,6 @@ def test_a_job_that_explores_alone_takes_the_hours_of_the_paper() -> None:
     assert fastest_s / 3_600 == pytest.approx(1.474, abs=0.01)  # restarts cost 3 x 10 s
 
 
+@pytest.mark.law
 def test_throughput_ends_sooner_than_doubling() -> None:
     assert hours("throughput", "moderate", 31) < hours("doubling", "moderate", 31)

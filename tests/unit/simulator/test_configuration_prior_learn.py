@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bench.configuration_prior_learn import Recorded, learn, of_task, write_prior
 from bench.curve_tasks import KNOWN
@@ -23,6 +24,7 @@ def recorded(seed: int, count: int = 120) -> Recorded:
     return Recorded(values, distance - distance.mean(), NAMES)
 
 
+@pytest.mark.law
 def test_what_is_learnt_orders_the_configurations_of_a_task_that_was_not_seen() -> None:
     prior, unseen = learn([recorded(0), recorded(1)]), recorded(2)
     scores = prior.scores(unseen.values)
@@ -44,6 +46,7 @@ def test_a_hyper_parameter_that_no_task_has_changes_no_score() -> None:
     np.testing.assert_array_equal(prior.scores(values), prior.scores(unseen.values))
 
 
+@pytest.mark.law
 def test_a_task_without_a_known_hyper_parameter_is_left_out_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "prior.json"
     write_prior([KNOWN[2], "nb301"], file)

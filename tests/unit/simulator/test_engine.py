@@ -544,6 +544,7 @@ def test_the_outcomes_follow_from_the_event_log_alone(name: str, drawn: Workload
     assert replay(lines) == run.outcomes
 
 
+@pytest.mark.law
 def test_the_versions_of_a_long_curve_take_no_memory_of_their_own() -> None:
     steps = 900
     works = [

@@ -123,6 +123,7 @@ def test_a_batch_that_was_not_measured_is_refused_with_what_to_do() -> None:
 PUBLISHED = {"2d-las": "tiresias", "optimus": "optimus"}
 
 
+@pytest.mark.law
 def test_tiresias_gives_every_job_the_published_completion_time() -> None:
     for load, number in ((0.5, 2), (1.5, 4)):  # in the second, jobs of one second compete
         assert completions("2d-las", load, number) == published("2d-las", load, number)
@@ -158,10 +159,12 @@ def mean_s(times: dict[str, float | None]) -> float:
     return sum(known) / 160
 
 
+@pytest.mark.law
 def test_pollux_by_knapsack_has_the_mean_completion_that_was_computed_independently() -> None:
     assert mean_s(completions("pollux", 1.0, 3)) == pytest.approx(2339.4, rel=0.005)
 
 
+@pytest.mark.law
 def test_pollux_that_spreads_jobs_completes_them_sooner_than_published() -> None:
     spread = completions("pollux", 1.0, 1, placement="spread", noise="known")
     assert mean_s(spread) < 2088.8

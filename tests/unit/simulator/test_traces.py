@@ -141,6 +141,7 @@ def test_a_file_without_jobs_or_that_is_none_is_refused(tmp_path: Path) -> None:
         read_trace(torn)
 
 
+@pytest.mark.law
 def test_the_examples_are_read_whole() -> None:
     jobs = {
         "tiresias_60_job.csv": 60,

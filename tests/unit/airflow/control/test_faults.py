@@ -400,6 +400,7 @@ def test_the_rounds_of_this_test_make_every_kind_of_call(
     assert world.fate(BAD)[:2] == world.fate(GOOD)[:2]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     "error",
     [OSError("boom"), Refused("boom"), Unavailable("boom")],
