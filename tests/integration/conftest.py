@@ -25,9 +25,9 @@ HERMES = Path(sys.executable).parent / "hermes"
 UP_TIMEOUT_S = 360
 DOWN_TIMEOUT_S = 120
 # Airflow's scheduler looks for work ten times a second under `hermes up`, which costs a fifth of a
-# core for as long as a stack runs, and a tenth where it looks twice a second. Tests wait for events,
-# not for the shortest hand-over: here it looks each second, as Airflow does by default. A file of
-# DAGs is read again each half a minute, and at once when it has changed: here only then.
+# core for as long as a stack runs, and a tenth where it looks twice a second. Tests wait for
+# events, not for the shortest hand-over: here it looks each second, as Airflow does by default. A
+# file of DAGs is read again each half a minute, and at once when it has changed: here only then.
 CALM = """\
 [airflow.scheduler]
 scheduler_idle_sleep_time = "1.0"
