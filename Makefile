@@ -11,6 +11,7 @@ SLOTS ?= 2
 UP ?=
 PYTEST ?=
 COMPARE ?=
+# Marks of the tests that test-services and test-heavy run.
 SERVICES ?= not heavy
 HEAVY ?= heavy
 

@@ -251,7 +251,6 @@ class Registry:
 
 
 SWEEP_FILE = "sweep.yaml"
-MOST_SWEEP_FILE_BYTES = 4 * 2**20  # a user's file has at most 2**20; written with all defaults
 
 
 def fetch_sweep_file(artifacts: Artifacts, parent_run_id: str, sweep: str) -> object:
@@ -259,20 +258,21 @@ def fetch_sweep_file(artifacts: Artifacts, parent_run_id: str, sweep: str) -> ob
 
     Raise Refused where there is none, ConfigError for a text that is no sweep file's, Unavailable.
     """
-    from hermes_ops.config.files import read_yaml
+    from hermes_ops.config.files import LARGEST_FILE_BYTES, read_yaml
 
+    most_bytes = 4 * LARGEST_FILE_BYTES  # written with all defaults
     source = f"{SWEEP_FILE} of {sweep}"
     content = artifacts.fetch(parent_run_id, SWEEP_FILE)
-    if len(content) > MOST_SWEEP_FILE_BYTES:
-        raise _not_ours(source, f"{len(content):,} bytes")
+    if len(content) > most_bytes:
+        raise _not_ours(source, f"{len(content):,} bytes", most_bytes)
     try:
         return read_yaml(content.decode(), source).data
     except UnicodeDecodeError as error:
-        raise _not_ours(source, f"no UTF-8 at byte {error.start}") from error
+        raise _not_ours(source, f"no UTF-8 at byte {error.start}", most_bytes) from error
 
 
-def _not_ours(source: str, found: str) -> ConfigError:
-    allowed = f"UTF-8 of at most {MOST_SWEEP_FILE_BYTES:,} bytes"
+def _not_ours(source: str, found: str, most_bytes: int) -> ConfigError:
+    allowed = f"UTF-8 of at most {most_bytes:,} bytes"
     fix = "restore the artifact, or delete the sweep's run in MLflow"
     return ConfigError(source, (Problem(SWEEP_FILE, found, allowed, fix),))
 
