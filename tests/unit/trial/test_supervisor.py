@@ -633,9 +633,18 @@ def test_a_package_that_was_there_in_an_earlier_segment_is_waited_for(trial: Tri
     assert (trial.result["cause"], trial.result["retryable"]) == ("missing_module", True)
 
 
+A_FOLDER_OF_THE_METRICS = """
+import os, pathlib, time
+metrics = pathlib.Path(os.environ["HERMES_TRIAL_DIR"], "metrics.jsonl")
+metrics.unlink(missing_ok=True)
+metrics.mkdir()
+print("epoch=1 loss=0.5", flush=True)
+time.sleep(60)
+"""
+
+
 def test_values_that_a_disk_with_room_does_not_take_are_told_as_what_they_are(trial: Trial) -> None:
-    trial.write("print('epoch=1 loss=0.5', flush=True); import time; time.sleep(60)")
-    (trial.folder / "metrics.jsonl").mkdir(parents=True)
+    trial.write(A_FOLDER_OF_THE_METRICS)
     code, _ = trial.run("--objective", "loss")
     assert code != 0
     assert trial.result["cause"] == "other"
