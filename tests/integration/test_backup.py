@@ -124,6 +124,7 @@ def starts(sweep: Any, number: int) -> list[int]:
     return [int(line["first_step"]) for line in lines if "first_step" in line]
 
 
+@pytest.mark.heavy
 def test_a_running_stack_is_restored_elsewhere_under_another_host_name_and_goes_on(
     lab: Any, labs: Callable[[Path], Any], harness: Any, short: Path
 ) -> None:

@@ -13,12 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.heavy,
-    pytest.mark.shared,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.heavy, pytest.mark.timeout(900)]
 
 TRIALS, EPOCHS, PAUSE_S = 8, 400, 0.25  # two at a time: 400 s of training
 LEAST_PREEMPTIONS = 30

@@ -71,7 +71,7 @@ def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         yield started
 
 
-@pytest.fixture(params=["keras3", "keras2"])
+@pytest.fixture(params=["keras3", pytest.param("keras2", marks=pytest.mark.heavy)])
 def interpreter(
     request: pytest.FixtureRequest, standby: Callable[[str], Interpreter]
 ) -> Interpreter:
