@@ -11,9 +11,8 @@ SLOTS ?= 2
 UP ?=
 PYTEST ?=
 COMPARE ?=
-# Marks of the tests that test-services and test-heavy run.
+# Marks of the tests that test-services runs.
 SERVICES ?= not heavy
-HEAVY ?= heavy
 
 # Without bytecode every process would compile every package anew: twice the start of TensorFlow.
 unexport PYTHONDONTWRITEBYTECODE
@@ -102,7 +101,7 @@ test-services: setup
 	  sed -u 's/^/services  /'
 
 test-heavy: setup
-	$(BIN)/pytest -m "$(HEAVY)" --timeout 1800 $(PYTEST)
+	$(BIN)/pytest -m heavy --timeout 1800 $(PYTEST)
 
 # Trials with one process per GPU, by Horovod on CPUs.
 test-horovod: .venv/.ready horovod-env

@@ -17,7 +17,8 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-MARKS_OF_FEW = ("heavy", "horovod", "installation", "k8s")  # written as mark.NAME in their files
+# Each is written as mark.NAME in its files.
+MARKS_OF_FEW = ("heavy", "horovod", "installation", "k8s", "tensorflow")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

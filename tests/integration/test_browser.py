@@ -37,7 +37,6 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.browser,
     pytest.mark.heavy,
-    pytest.mark.shared,
     pytest.mark.timeout(900),
 ]
 
