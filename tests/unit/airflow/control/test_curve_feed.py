@@ -34,7 +34,7 @@ class Reader:
 
 @pytest.fixture
 def feed(monkeypatch: pytest.MonkeyPatch) -> CurveFeed:
-    monkeypatch.setattr("hermes_ops.tracking.CurveReader", Reader)
+    monkeypatch.setattr("hermes_ops.tracking.curves.CurveReader", Reader)
     monkeypatch.setattr(Reader, "metrics", [])
     monkeypatch.setattr(Reader, "away", False)
     outside: Any = None
