@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-unit test-services test-heavy test-horovod horovod-env horovod-env-keras2 test-k8s test-k8s-installation demo bench bench-k8s compare compare-live compare-search docs lock clean
+.PHONY: setup heavy-env check test test-unit test-services test-heavy test-horovod horovod-env horovod-env-keras2 test-k8s test-k8s-installation demo bench bench-k8s compare compare-live compare-search docs lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -20,7 +20,10 @@ unexport VIRTUAL_ENV
 export UV_LINK_MODE := copy
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-setup: .venv/.ready .venvs/keras2/.ready .venvs/keras-jax/.ready .venvs/fab/.ready .venvs/workers/.ready
+setup: .venv/.ready .venvs/keras-jax/.ready
+
+# What only heavy tests and measurements need besides.
+heavy-env: .venvs/keras2/.ready .venvs/fab/.ready .venvs/workers/.ready
 
 # The one tool that pip installs is uv itself, by the hash that the lock has for it.
 .venv/.ready: requirements.lock pyproject.toml
@@ -100,7 +103,7 @@ test-services: setup
 	$(BIN)/pytest -m "$(SERVICES) and not k8s and not horovod" --ignore tests/unit --durations=10 2>&1 | \
 	  sed -u 's/^/services  /'
 
-test-heavy: setup
+test-heavy: setup heavy-env
 	$(BIN)/pytest -m heavy --timeout 1800 $(PYTEST)
 
 # Trials with one process per GPU, by Horovod on CPUs.
@@ -118,11 +121,11 @@ test-k8s-installation: setup
 demo: .venv/.ready
 	SLOTS=$(SLOTS) UP="$(UP)" examples/demo.sh
 
-bench: setup horovod-env
+bench: setup heavy-env horovod-env
 	$(BIN)/python -m bench
 
 # As for test-k8s: the cluster of KUBECONFIG, or one that HERMES_TEST_CLUSTER starts.
-bench-k8s: setup
+bench-k8s: setup heavy-env
 	$(BIN)/python -m bench pod_switch pod_driver
 
 # Every policy on public traces and learning curves: writes docs/comparison.md; an hour on four cores.
@@ -131,7 +134,7 @@ compare: .venv/.ready
 
 # Real sweeps under five policies beside their replays, then jobs that change their size beside
 # their simulation; at most 60 minutes.
-compare-live: setup
+compare-live: setup heavy-env
 	$(BIN)/python -m bench compare_live compare_live_elastic
 
 # Optuna's and Syne Tune's searches against ours, on recorded curves and one virtual clock.
