@@ -95,9 +95,23 @@ def _hold_a_slot(lab: Any, run: str) -> None:
     assert answer.status_code in (200, 409), answer.text
 
 
-def _held(lab: Any, run: str) -> Any:
+def _let_go(lab: Any, harness: Any, run: str, sweep: Any) -> tuple[float, float]:
+    """Free the slot when a trial has trained beside it; the times between which it was held."""
+    harness.await_((lab.home / f"{run}.holds").exists)
+    before = _epochs(sweep)
+    harness.await_(lambda: _epochs(sweep) >= before + 4)
+    (lab.home / f"{run}.let-go").touch()
+    begin, end = map(float, harness.await_(lambda: _held(lab, run)).split())
+    return begin, end
+
+
+def _held(lab: Any, run: str) -> str:
     file = lab.home / f"{run}.foreign"
-    return tuple(map(float, file.read_text().split())) if file.exists() else None
+    return file.read_text() if file.exists() else ""
+
+
+def _epochs(sweep: Any) -> int:
+    return sum(sweep.lines(n) for n in range(6))
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +121,14 @@ def shared_pool(lab: Any, harness: Any) -> Any:
     harness.await_(lambda: lab.airflow.get("/api/v2/dags/foreign").status_code == 200)
     with lab.sampled() as sampler:
         _hold_a_slot(lab, first)
-        state = f"{FOREIGN}/{first}/taskInstances/hold"
-        harness.await_(lambda: lab.airflow.get(state).json()["state"] == "running")
-        sweep = lab.start(harness.stub("guests", harness.alike(6), 12, 0.3))
-        harness.await_(lambda: _held(lab, first))
+        harness.await_((lab.home / f"{first}.holds").exists)
+        sweep = lab.start(harness.stub("guests", harness.alike(6), 30, 0.3))
+        spans = [_let_go(lab, harness, first, sweep)]
         harness.await_(lambda: len(sweep.live()) >= 2)
         _hold_a_slot(lab, second)
+        spans.append(_let_go(lab, harness, second, sweep))
         sweep.await_end()
-        harness.await_(lambda: _held(lab, second))
-    return sweep, sampler, (_held(lab, first), _held(lab, second))
+    return sweep, sampler, spans
 
 
 def test_a_foreign_task_counts_against_the_pool(shared_pool: Any) -> None:
