@@ -19,11 +19,16 @@ def _seen_at(sweep: Any, number: int) -> float:
 
 
 @pytest.fixture(scope="module")
-def race(lab: Any, harness: Any) -> Any:
+def race(lab: Any, harness: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Three trials for one slot, under which the last one falls fastest."""
     options = {"threshold": 3, "guard_k": 0, "guard_quanta": 1000}
+    slow = harness.slow_file(tmp_path_factory.mktemp("race"))
     with lab.pool(1), lab.policy("hermes", **options):
-        return lab.run(harness.stub("race", [0.001, 0.1, 2.0], epochs=18, pause=0.5))
+        sweep = lab.start(harness.stub("race", [0.001, 0.1, 2.0], 18, 1.0, slow_while=slow))
+        harness.await_(lambda: sweep.lines(2) >= 8)
+        slow.unlink()
+        sweep.await_end()
+    return sweep
 
 
 def test_with_one_slot_each_trial_is_seen_once_before_any_is_compared(race: Any) -> None:
