@@ -103,15 +103,15 @@ def survived(
     stack = stack_at(tmp_path_factory.mktemp("horovod"))
     with stack.running(*UP):
         kills = Kills(stack, harness, tmp_path_factory.mktemp("search"))
-        with sampling(kills.workers), sampling(kills.holders):
-            for what in KILLED:
-                kills.kill_in_next_resize(what)
-            for lasts in (kills.lasts, kills.other_lasts):
-                lasts.unlink(missing_ok=True)
-            for sweep in (kills.sweep, *kills.others):
-                sweep.await_end(WAIT_S)
-        yield kills
-        kills.lab.close()
+        with contextlib.closing(kills.lab):
+            with sampling(kills.workers), sampling(kills.holders):
+                for what in KILLED:
+                    kills.kill_in_next_resize(what)
+                for lasts in (kills.lasts, kills.other_lasts):
+                    lasts.unlink(missing_ok=True)
+                for sweep in (kills.sweep, *kills.others):
+                    sweep.await_end(WAIT_S)
+            yield kills
 
 
 def test_every_trial_of_a_search_finishes_though_something_was_killed_in_each_resize(
