@@ -20,7 +20,6 @@ from hermes_ops.stack.supervisor_client import RUNNING, ProgramState, Supervisor
 POLL_S = 0.3
 REQUEST_TIMEOUT_S = 5.0
 CRASHES_ALLOWED = 2
-SLOWER = " (for a slow or busy machine raise start_timeout_s in hermes.toml)"
 TAIL_LINES = 15
 SWEEP_DAG = "hermes_sweep"
 COMPONENT_PROGRAMS = {
@@ -57,7 +56,11 @@ class HealthGate:
             self._raise_on_crash()
             if pending and time.monotonic() > self._deadline_s:
                 check, reason = next((c, r) for c, r in reasons if r is not None)
-                raise self._failure(check.program, f"{reason} after {self._timeout_s:g} s{SLOWER}")
+                raise self._failure(
+                    check.program,
+                    f"{reason} after {self._timeout_s:g} s (for a slow or busy machine raise "
+                    "start_timeout_s in hermes.toml)",
+                )
             if pending:
                 time.sleep(POLL_S)
 

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STOP_WITHIN_S = 25.0  # less than the grace of a trial that is only preempted
 SHORT = 15  # epochs of a trial that ends while MLflow is away
+GUESTS = 6  # trials of the sweep beside tasks of another DAG
 FOREIGN = "/api/v2/dags/foreign/dagRuns"
 NASTY = "$(touch hacked); echo \"x\" | cat > '*' && {name} \\ `id` #é"
 
@@ -90,28 +91,23 @@ def test_trials_that_had_not_begun_have_no_run(stopped: Any) -> None:
     assert set(stopped[0].runs()) < set(range(5))
 
 
-def _hold_a_slot(lab: Any, run: str) -> None:
+def _hold_a_slot(lab: Any, harness: Any, run: str) -> None:
     answer = lab.airflow.post(FOREIGN, json={"dag_run_id": run, "logical_date": None})
     assert answer.status_code in (200, 409), answer.text
+    harness.await_((lab.home / f"{run}.held").exists)
 
 
 def _let_go(lab: Any, harness: Any, run: str, sweep: Any) -> tuple[float, float]:
-    """Free the slot when a trial has trained beside it; the times between which it was held."""
-    harness.await_((lab.home / f"{run}.holds").exists)
-    before = _epochs(sweep)
+    """Free the slot when a trial has trained beside it; a time in which it was held."""
+    begin, before = time.time(), _epochs(sweep)
     harness.await_(lambda: _epochs(sweep) >= before + 4)
-    (lab.home / f"{run}.let-go").touch()
-    begin, end = map(float, harness.await_(lambda: _held(lab, run)).split())
+    end = time.time()
+    (lab.home / f"{run}.held").unlink()
     return begin, end
 
 
-def _held(lab: Any, run: str) -> str:
-    file = lab.home / f"{run}.foreign"
-    return file.read_text() if file.exists() else ""
-
-
 def _epochs(sweep: Any) -> int:
-    return sum(sweep.lines(n) for n in range(6))
+    return sum(sweep.lines(n) for n in range(GUESTS))
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +116,11 @@ def shared_pool(lab: Any, harness: Any) -> Any:
     first, second = (f"run-{time.time_ns()}-{n}" for n in (1, 2))
     harness.await_(lambda: lab.airflow.get("/api/v2/dags/foreign").status_code == 200)
     with lab.sampled() as sampler:
-        _hold_a_slot(lab, first)
-        harness.await_((lab.home / f"{first}.holds").exists)
-        sweep = lab.start(harness.stub("guests", harness.alike(6), 30, 0.3))
+        _hold_a_slot(lab, harness, first)
+        sweep = lab.start(harness.stub("guests", harness.alike(GUESTS), 30, 0.3))
         spans = [_let_go(lab, harness, first, sweep)]
         harness.await_(lambda: len(sweep.live()) >= 2)
-        _hold_a_slot(lab, second)
+        _hold_a_slot(lab, harness, second)
         spans.append(_let_go(lab, harness, second, sweep))
         sweep.await_end()
     return sweep, sampler, spans
@@ -143,7 +138,7 @@ def test_a_foreign_task_counts_against_the_pool(shared_pool: Any) -> None:
 
 def test_trials_beside_foreign_tasks_all_finish(shared_pool: Any) -> None:
     sweep, _, _ = shared_pool
-    assert list(sweep.states().values()) == ["finished"] * 6
+    assert list(sweep.states().values()) == ["finished"] * GUESTS
     assert {t["try_number"] for (task, _), t in sweep.tasks().items() if task == "trial"} == {1}
 
 
