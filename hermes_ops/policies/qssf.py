@@ -203,15 +203,21 @@ def learnt_s(training: TrainingSet, job: PastJob) -> float | None:
 
 @lru_cache(maxsize=8)  # fitting takes seconds; the same jobs give the same model
 def _fitted(training: TrainingSet) -> tuple[Any, dict[str, float]]:
-    """Fit gradient-boosted trees to the logarithm of the run time; return the codes too."""
+    """Fit gradient-boosted trees to the logarithm of the run time; return the codes too.
+
+    One thread does it: the cores are the trials', and two threads of scikit-learn restore each
+    other's warning filters, after which the process has none.
+    """
     from sklearn.ensemble import HistGradientBoostingRegressor
+    from threadpoolctl import threadpool_limits
 
     jobs = training.jobs
     codes = _codes(jobs)
     model = HistGradientBoostingRegressor(
         max_iter=100, learning_rate=0.1, min_samples_leaf=10, early_stopping=False, random_state=0
     )
-    model.fit([_features(p, codes) for p in jobs], [log(max(p.seconds, 1.0)) for p in jobs])
+    with threadpool_limits(limits=1):
+        model.fit([_features(p, codes) for p in jobs], [log(max(p.seconds, 1.0)) for p in jobs])
     return model, codes
 
 

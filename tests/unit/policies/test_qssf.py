@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -57,6 +58,12 @@ def test_the_model_learns_whose_jobs_are_long_and_says_the_same_twice() -> None:
     assert long_s is not None
     assert 10 * short_s < long_s
     assert learnt_s(TrainingSet(2, past_of_two_users()), ANN) == short_s
+
+
+def test_fitting_a_model_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads of scikit-learn now and then leave the process without warning filters."""
+    monkeypatch.setattr(Thread, "start", lambda thread: pytest.fail(f"starts {thread}"))
+    assert learnt_s(TrainingSet(3, past_of_two_users()), ANN) is not None
 
 
 def test_no_model_is_fitted_on_few_jobs() -> None:

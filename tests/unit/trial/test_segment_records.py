@@ -161,13 +161,15 @@ def test_a_trial_goes_on_from_its_checkpoint_where_its_script_has_made_a_folder_
     script = """
 import os, sys, pathlib
 state = pathlib.Path(os.environ["HERMES_CHECKPOINT_DIR"], "state")
-print(f"loss={1 if state.exists() else 2}", flush=True)
-if not state.exists():
+if state.exists():
+    print("loss=1")
+else:
     state.write_text("saved")
     ours = pathlib.Path(os.environ["HERMES_TRIAL_DIR"], sys.argv[1])
     ours.unlink(missing_ok=True)
     ours.mkdir()
     (ours / "kept").write_text("by the script")
+    print("loss=2", flush=True)  # no value earlier: it makes metrics.jsonl a file
     sys.exit(75)
 """
     trial = SupervisedTrial(tmp_path)
