@@ -1,8 +1,8 @@
-# make demo | test | test-unit | test-services | test-heavy | test-horovod | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | compare-search | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
+# make demo | test | test-unit | test-laws | test-services | test-heavy | test-horovod | test-k8s | test-k8s-installation | bench | bench-k8s | compare | compare-live | compare-search | docs | lock | clean: each does its own set-up, from Python 3.11 alone.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: setup heavy-env check test test-unit test-services test-heavy test-horovod horovod-env horovod-env-keras2 test-k8s test-k8s-installation demo bench bench-k8s compare compare-live compare-search docs lock clean
+.PHONY: setup heavy-env check test test-unit test-laws test-services test-heavy test-horovod horovod-env horovod-env-keras2 test-k8s test-k8s-installation demo bench bench-k8s compare compare-live compare-search docs lock clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -11,8 +11,9 @@ SLOTS ?= 2
 UP ?=
 PYTEST ?=
 COMPARE ?=
-# Marks of the tests that test-services runs.
+# Marks of the tests that test-services runs; the target of tests over many worlds.
 SERVICES ?= not heavy
+LAWS ?= test-laws
 
 # Without bytecode every process would compile every package anew: twice the start of TensorFlow.
 unexport PYTHONDONTWRITEBYTECODE
@@ -84,20 +85,26 @@ check: .venv/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The two parts run side by side: one computes with what the other leaves of the processors (nice),
-# which waits for services. A part of the tests alone (PYTEST) has no floor for what it covers of
+# Two parts run side by side: unit tests compute with what services leave of the processors (nice),
+# for which the others wait. A part of the tests alone (PYTEST) has no floor for what it covers of
 # hermes_ops (pyproject.toml).
 test: setup check
 ifeq ($(strip $(PYTEST)),)
-	$(MAKE) --jobs 2 test-unit test-services
+	$(MAKE) --jobs 2 test-unit test-services $(LAWS)
 else
 	$(BIN)/pytest -m "not heavy and not k8s and not horovod" $(PYTEST)
 endif
 
-# Lines are counted for all tests but those over many drawn worlds (tests/unit/conftest.py).
+# Lines are counted for all tests but those over many worlds, which would take more than twice as
+# long.
 test-unit: setup
-	{ nice $(BIN)/coverage run $(BIN)/pytest -m "not heavy and not k8s" --timeout 900 tests/unit && \
+	{ nice $(BIN)/coverage run $(BIN)/pytest --timeout 900 tests/unit \
+	    -m "not hypothesis and not law and not heavy and not k8s" && \
 	  $(BIN)/coverage report --format=total; } 2>&1 | sed -u 's/^/unit      /'
+
+test-laws: setup
+	nice $(BIN)/pytest --timeout 900 tests/unit \
+	  -m "(hypothesis or law) and not heavy and not k8s" 2>&1 | sed -u 's/^/laws      /'
 
 test-services: setup
 	$(BIN)/pytest -m "$(SERVICES) and not k8s and not horovod" --ignore tests/unit --durations=10 2>&1 | \
