@@ -232,7 +232,7 @@ def test_a_real_supervisor_runs_a_program_in_a_home_of_any_name(tmp_path: Path, 
     try:
         supervisor.start()
         supervisor.start_program("probe")
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         while not (log.exists() and "\n" in log.read_text()) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         assert log.read_text() == f"{tmp_path / name}\n"
