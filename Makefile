@@ -11,8 +11,9 @@ SLOTS ?= 2
 UP ?=
 PYTEST ?=
 COMPARE ?=
-# Marks of the tests that test-services runs; the target of tests over many worlds.
+# Marks of the tests that test-services runs.
 SERVICES ?= not heavy
+# Empty: another run has the tests over many worlds.
 LAWS ?= test-laws
 
 # Without bytecode every process would compile every package anew: twice the start of TensorFlow.
